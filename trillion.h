@@ -1,0 +1,1525 @@
+/* trillion.h - the reference that a trillion-parameter model is checked against
+ *
+ * What exactly should come out of this layer, and how far off may mine be? This file answers with
+ * code that a person can read: from one number format at the top to a whole mixture-of-experts
+ * model at the bottom, each operation under its formula.
+ *
+ * HELLO
+ *
+ *     #define TRILLION_IMPLEMENTATION
+ *     #include "trillion.h"
+ *     #include <stdio.h>
+ *
+ *     int main(void)
+ *     {
+ *         tr_ctx *ctx; tr_model *m = NULL; tr_run *r = NULL;
+ *         int32_t prompt[3] = { 1, 2, 3 }, next = -1;
+ *         tr_run_opts o = tr_run_opts_default();
+ *         if (tr_ctx_new(&ctx, NULL)) return 1;
+ *         if (tr_model_open(ctx, &m, "tests/golden/kimi_k3/text-a", NULL) ||
+ *             tr_run_new(ctx, &r, m, &o) || tr_generate(r, prompt, 3, 1, &next))
+ *             printf("%s\n", tr_err_last(ctx));
+ *         printf("%d\n", next);
+ *         tr_run_free(r); tr_model_close(m); tr_ctx_free(ctx);
+ *     }
+ *
+ * INCLUDE
+ *
+ *     Include it anywhere for the declarations. In exactly one .c or .cpp file define
+ *     TRILLION_IMPLEMENTATION before. Needs libc, libm and, if the compiler has it, OpenMP:
+ *         cc -std=c11 -O2 -ffp-contract=off -fopenmp hello.c -lm
+ *
+ * CONTENTS   (search for the tag in braces: here, declaration, implementation)
+ *
+ *     I. Ground
+ *      1 {err}     how a failure is reported          6 {quant}   one weight type, scaled or not
+ *      2 {ctx}     everything a call may touch        7 {par}     threads own outputs
+ *      3 {num}     what a float is                    8 {sum}     sums, order, top-k
+ *      4 {fn}      exp, log and their kin             9 {mat}     products and embedding
+ *      5 {view}    pointer + dtype + shape
+ *     II. Layers
+ *     10 {norm}    one parametric norm               14 {mla}     attention through a latent
+ *     11 {act}     activations and gates             16 {delta}   short conv, decay, delta rule
+ *     12 {rope}    positions as rotations            17 {res}     residual rules
+ *     13 {attn}    softmax attention                 18 {moe}     router, experts, combine
+ *     III. Models
+ *     20 {ops}     the table of operators            26 {state}   what a sequence remembers
+ *     21 {tap}     seeing any value by name          28 {model}   binding, one layer function
+ *     23 {json}    a bounded reader                  29 {plan}    counts and bytes before memory
+ *     24 {st}      safetensors, shards               30 {gen}     prefill, decode, greedy
+ *     25 {cfg}     config.json to a list of layers
+ *     IV. Instruments
+ *     31 {golden}  golden outputs and their hash     33 {self}    known answers of this build
+ *     32 {bar}     how far apart two tensors are
+ *     36 {os}      map a file, list a folder: every #if on a system
+ *
+ * READING PATHS
+ *
+ *     only attention:      view, mat, norm, rope, attn, mla
+ *     only the delta rule: view, mat, norm, delta
+ *     only experts:        view, quant, mat, act, moe
+ *     how a file becomes a model: json, st, cfg, model
+ *
+ * LETTERS   (used in every shape, slowest dimension first)
+ *
+ *     B sequences in the batch      D residual width         E routed experts
+ *     T tokens of one sequence now  H query heads            K experts chosen per token, or the
+ *     N tokens of all sequences now G key/value heads          key width of delta rules
+ *     S tokens seen (key rows)      Dk, Dv key/value width   F inner width of a feed-forward
+ *     L layers                      R latent rank            V vocabulary, or the value
+ *     J taps of a short convolution C its channels             width of delta rules
+ *     I, O widths of a product's input and output            Dn, Dr plain, shared part of a key
+ *
+ * CONVENTIONS
+ *
+ *     tr_ is public, tri_ is internal. Linear weights are [out, in] as in checkpoints: y = x W^T.
+ *     Extents and indices are int64_t, bytes size_t, token ids int32_t. Whatever can fail returns a
+ *     tr_status, and the sentence is in the context (tr_err_last). Outputs come first after ctx.
+ *     Zero means off; a number that changes results is never filled in for the caller. The library
+ *     does not print, exit, read the environment or keep hidden state. A tr_ctx and what was made
+ *     with it belong to one thread at a time; two contexts do not know of each other.
+ *
+ * SWITCHES   (define to 1 before including; none changes a struct or a number)
+ *
+ *     TR_STATIC      all functions static, for a single file
+ *     TR_NO_OPENMP   one thread even if the compiler has OpenMP
+ *     TR_NO_MMAP     read files with stdio instead of mapping them
+ *     TR_ASSERT(c)   precondition checks of raw kernels; off unless defined
+ *
+ * NUMBERS
+ *
+ *     The `oracle` profile evaluates the definitions (functions that end in _f64) in binary64 from
+ *     exactly widened weights. It is the truth that every other arithmetic is judged by, and it is
+ *     reproducible to 1e-12 (libm's exp differs between systems), whatever the threads, the batch
+ *     or the pieces in which a prompt arrives.
+ *
+ * LICENSE   MIT, at the end of the file.
+ */
+
+/* ==== Part one: declarations ================================================================= */
+
+#ifndef TRILLION_H
+#define TRILLION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TR_VERSION  "0.1.0"
+#define TR_CONTRACT "0"     /* version of the numbers; 0: the binary64 oracle alone */
+
+#ifndef TR_STATIC
+#define TR_STATIC 0
+#endif
+#ifndef TR_NO_OPENMP
+#define TR_NO_OPENMP 0
+#endif
+#ifndef TR_NO_MMAP
+#define TR_NO_MMAP 0
+#endif
+
+#if TR_STATIC && defined(__GNUC__)
+#define TR_API static __attribute__((unused))
+#elif TR_STATIC
+#define TR_API static
+#else
+#define TR_API extern
+#endif
+
+#if defined(__GNUC__)
+#define TR_PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define TR_PRINTF(f, a)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ============================================================================
+ * 1. Errors {err}
+ *
+ * A function that can fail returns one of these. The kind is for programs; the sentence in the
+ * context is for people and names the file, tensor or key, the layer and the numbers.
+ * ========================================================================= */
+
+#define TR_STATUS_LIST(X)                                                              \
+    X(TR_OK,              "fine")                                                      \
+    X(TR_ERR_ARG,         "bad argument")                                              \
+    X(TR_ERR_SHAPE,       "shapes do not fit")                                         \
+    X(TR_ERR_DTYPE,       "wrong element type")                                        \
+    X(TR_ERR_RANGE,       "value out of range")                                        \
+    X(TR_ERR_MEMORY,      "out of memory")                                             \
+    X(TR_ERR_IO,          "file cannot be read or written")                            \
+    X(TR_ERR_FORMAT,      "file is malformed")                                         \
+    X(TR_ERR_MISSING,     "something required is missing")                             \
+    X(TR_ERR_UNSUPPORTED, "not supported")                                             \
+    X(TR_ERR_FULL,        "capacity used up")                                          \
+    X(TR_ERR_NOT_FINITE,  "NaN or infinity")                                           \
+    X(TR_ERR_PEER,        "another rank failed")
+
+#define TRI_ENUM(name, text) name,
+typedef enum tr_status { TR_STATUS_LIST(TRI_ENUM) TR_STATUS_COUNT } tr_status;
+#undef TRI_ENUM
+
+typedef struct tr_ctx tr_ctx;
+
+TR_API const char *tr_status_str(tr_status s);      /* the short text of a kind */
+TR_API const char *tr_err_last(const tr_ctx *ctx);  /* the last sentence, "" if none; ctx's own */
+TR_API void        tr_err_clear(tr_ctx *ctx);
+
+/* Sets the sentence and returns s, for callers that fill in their own tables of operators. */
+TR_API tr_status tr_fail(tr_ctx *ctx, tr_status s, const char *fmt, ...) TR_PRINTF(3, 4);
+/* Puts "prefix: " before the sentence that stands in ctx and returns s. */
+TR_API tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...) TR_PRINTF(3, 4);
+
+/* ============================================================================
+ * 2. Context {ctx}
+ *
+ * Allocator, log, thread count and the last error: everything a call may touch that is not among
+ * its arguments. Sizes that come from files go through tr_size_mul and tr_size_add, which fail
+ * instead of wrapping. Scratch comes from an arena, by mark and rewind.
+ * ========================================================================= */
+
+/* One hook in the manner of realloc:
+ *   ptr NULL, new > 0    a new block             ptr, new > 0    resize, contents kept
+ *   ptr, new = 0         free, returns NULL      ptr NULL, new = 0    NULL
+ * Any alignment that malloc gives will do. */
+typedef void *(*tr_alloc_fn)(void *user, void *ptr, size_t old_bytes, size_t new_bytes);
+typedef void  (*tr_log_fn)(void *user, const char *line);   /* one warning, without newline */
+
+typedef struct tr_ctx_opts {
+    tr_alloc_fn alloc;  void *alloc_user;   /* NULL: malloc and free */
+    tr_log_fn   log;    void *log_user;     /* NULL: warnings are dropped */
+    int         threads;                    /* 0: what OpenMP offers */
+} tr_ctx_opts;
+
+/* opts may be NULL, and is copied. TR_ERR_MEMORY with *out NULL, and no context to hold a
+ * sentence. */
+TR_API tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts);
+/* After everything that was made with ctx. NULL is allowed. */
+TR_API void      tr_ctx_free(tr_ctx *ctx);
+/* Hands one line to opts.log, cut off at 1023 bytes. */
+TR_API void      tr_warn(tr_ctx *ctx, const char *fmt, ...) TR_PRINTF(2, 3);
+
+/* Zeroed blocks, 64-byte aligned. *out is NULL on failure; bytes 0 gives NULL and TR_OK. */
+TR_API tr_status tr_alloc(tr_ctx *ctx, void **out, size_t bytes);
+TR_API void      tr_free(tr_ctx *ctx, void *ptr);
+TR_API size_t    tr_ctx_bytes(const tr_ctx *ctx);       /* held now */
+TR_API size_t    tr_ctx_peak_bytes(const tr_ctx *ctx);  /* most ever held */
+
+/* a + b, a b. TR_ERR_RANGE with *out 0 if they do not fit. */
+TR_API tr_status tr_size_add(tr_ctx *ctx, size_t *out, size_t a, size_t b);
+TR_API tr_status tr_size_mul(tr_ctx *ctx, size_t *out, size_t a, size_t b);
+
+/* A stack of scratch. With base NULL it only measures: tr_arena_push gives NULL and counts, so
+ * that a dry run tells how much a real one needs. What is pushed is 64-byte aligned, not
+ * cleared, and valid until a rewind to an earlier mark; TR_ERR_FULL with *out NULL if cap is
+ * reached. */
+typedef struct tr_arena {
+    unsigned char *base;    /* owned */
+    size_t used, cap, peak;
+} tr_arena;
+
+TR_API tr_status tr_arena_new(tr_ctx *ctx, tr_arena *a, size_t bytes);
+TR_API void      tr_arena_free(tr_ctx *ctx, tr_arena *a);
+TR_API tr_status tr_arena_push(tr_ctx *ctx, tr_arena *a, void **out, size_t bytes);
+TR_API size_t    tr_arena_mark(const tr_arena *a);
+TR_API void      tr_arena_rewind(tr_arena *a, size_t mark);
+
+/* ============================================================================
+ * 3. Numbers {num}
+ *
+ * What a float is. Widening is exact; narrowing rounds to nearest, ties to even, and says what
+ * happens beyond the largest finite value.
+ * ========================================================================= */
+
+typedef enum tr_dtype {
+    TR_F64, TR_F32, TR_F16, TR_BF16, TR_F8E4M3, TR_F8E5M2, TR_F4E2M1, TR_E8M0,
+    TR_I64, TR_I32, TR_I16, TR_I8, TR_U64, TR_U32, TR_U16, TR_U8, TR_BOOL,
+    TR_DTYPE_COUNT
+} tr_dtype;
+
+typedef struct tr_dtype_info {
+    const char *name;   /* as safetensors writes it: "F64", "BF16", "F8_E4M3", ... */
+    int bits;
+    int is_float;
+} tr_dtype_info;
+
+TR_API const tr_dtype_info *tr_dtype_get(tr_dtype t);               /* NULL if t is none */
+/* name [n], not NUL-terminated. TR_ERR_UNSUPPORTED names what it does not know; *out is then as
+ * before. */
+TR_API tr_status tr_dtype_parse(tr_ctx *ctx, tr_dtype *out, const char *name, size_t n);
+
+typedef enum tr_overflow { TR_OVERFLOW_IEEE, TR_OVERFLOW_SATURATE } tr_overflow;
+/* IEEE: beyond the largest finite value the format's own answer: infinity where it has one (bf16,
+ * f16, e5m2), NaN in e4m3 (OCP FP8), saturation in e2m1, which has neither.
+ * SATURATE: the largest finite value; NaN stays NaN. */
+
+/* Exact, subnormals too; every NaN becomes 0x7fc00000. */
+TR_API float    tr_bf16_to_f32(uint16_t b);
+TR_API float    tr_f16_to_f32 (uint16_t b);
+TR_API float    tr_e4m3_to_f32(uint8_t b);     /* bias 7, no infinity, 0x7f and 0xff NaN */
+TR_API float    tr_e5m2_to_f32(uint8_t b);     /* bias 15, infinities and NaN as IEEE */
+TR_API float    tr_e2m1_to_f32(uint8_t b);     /* low four bits: sign, 0 .5 1 1.5 2 3 4 6 */
+TR_API float    tr_e8m0_to_f32(uint8_t b);     /* 2^(b-127); 0 is 2^-127; 255 is NaN */
+/* To nearest, ties to even, subnormals kept; NaN becomes the quiet NaN with its sign. bf16 and f16
+ * overflow as IEEE says. */
+TR_API uint16_t tr_f32_to_bf16(float x);
+TR_API uint16_t tr_f32_to_f16 (float x);
+TR_API uint8_t  tr_f32_to_e4m3(float x, tr_overflow o);
+TR_API uint8_t  tr_f32_to_e5m2(float x, tr_overflow o);
+TR_API uint8_t  tr_f32_to_e2m1(float x);       /* saturates at 6; NaN gives 6 with its sign */
+
+TR_API uint32_t tr_f32_bits(float x);
+TR_API float    tr_f32_from_bits(uint32_t u);
+/* Floats to step over from a to b, or back; 0 between the two zeros, which are one place; infinity
+ * is one step past the largest. INT64_MAX if either is NaN. */
+TR_API int64_t  tr_ulps(float a, float b);
+
+/* Element i of x as binary64; x need not be aligned. Exact for all but 64-bit integers beyond 2^53.
+ * F4: half of byte i / 2, the low half first. */
+TR_API double   tr_get_f64(const void *x, tr_dtype t, int64_t i);
+
+/* ============================================================================
+ * 4. Elementary functions {fn}
+ *
+ * Our own, because libm's differ from system to system. The binary32 ones are evaluated in
+ * binary64 and rounded once: less than 0.501 ulp off for every argument, which tests/long_fn.c
+ * checks for all 2^32. Additions, multiplications, divisions and bit patterns alone make them, so
+ * that they give the same bits in a scalar and in a vector of any width.
+ *
+ * For all: -0 gives -0 where f(0) = 0; subnormals are kept, in and out; what is too large becomes
+ * infinity; every NaN is 0x7fc00000 (0x7ff8000000000000 in binary64).
+ * ========================================================================= */
+
+/* The definitions, by libm. */
+TR_API double tr_sigmoid_f64 (double x);    /* 1 / (1 + e^-x), no overflow on either side */
+TR_API double tr_silu_f64    (double x);    /* x sigmoid(x) */
+TR_API double tr_softplus_f64(double x);    /* log(1 + e^x), accurate for x << 0 too */
+
+TR_API float tr_expf     (float x);     /* e^x */
+TR_API float tr_expm1f   (float x);     /* e^x - 1, to all digits near 0 */
+TR_API float tr_logf     (float x);     /* -inf at 0, NaN below */
+TR_API float tr_log1pf   (float x);     /* log(1 + x), to all digits near 0; -inf at -1 */
+TR_API float tr_tanhf    (float x);     /* odd to the bit */
+TR_API float tr_sigmoidf (float x);     /* 1 / (1 + e^-x), to all digits for x << 0 too */
+TR_API float tr_softplusf(float x);     /* log(1 + e^x), to all digits for x << 0 too */
+TR_API float tr_erff     (float x);     /* odd to the bit */
+TR_API float tr_sinf     (float x);     /* any finite x, reduced exactly; odd; NaN at infinity */
+TR_API float tr_cosf     (float x);
+
+/* For positions and constants; off by less than 2^-50 of the result, wherever that is normal. */
+TR_API double tr_exp64(double x);
+TR_API double tr_log64(double x);                   /* -inf at 0, NaN below */
+TR_API double tr_pow64(double x, double y);         /* x^y; NaN unless x > 0, both finite */
+TR_API void   tr_sincos64(double x, double *sin_x, double *cos_x);  /* NaN unless |x| <= 2^31 */
+
+/* ============================================================================
+ * 5. Views {view}
+ *
+ * A pointer with element type, shape and strides. A view never owns. data NULL is allowed and
+ * means "planned, not there": subviews of it are NULL too, which is how a dry run walks a model.
+ * An empty view (tr_view_none) means "this argument is absent".
+ * ========================================================================= */
+
+#define TR_MAX_RANK 6
+
+typedef struct tr_view {
+    void    *data;
+    tr_dtype dtype;
+    int      rank;                   /* 0 with data NULL: absent */
+    int64_t  shape[TR_MAX_RANK];
+    int64_t  stride[TR_MAX_RANK];    /* in elements; 0 repeats */
+} tr_view;
+
+/* Indices, extents and ranks are preconditions (TR_ASSERT), not checked. split: inner divides the
+ * extent; join: no gap between the first two dimensions; at: rank > 0. */
+TR_API tr_view tr_view_none(void);
+TR_API tr_view tr_view_of(void *data, tr_dtype t, int rank, const int64_t *shape);  /* contiguous */
+TR_API tr_view tr_view1(void *data, tr_dtype t, int64_t a);
+TR_API tr_view tr_view2(void *data, tr_dtype t, int64_t a, int64_t b);
+TR_API tr_view tr_view3(void *data, tr_dtype t, int64_t a, int64_t b, int64_t c);
+TR_API tr_view tr_view4(void *data, tr_dtype t, int64_t a, int64_t b, int64_t c, int64_t d);
+TR_API tr_view tr_view_slice(tr_view v, int dim, int64_t begin, int64_t n);  /* same rank */
+TR_API tr_view tr_view_at(tr_view v, int64_t i);                 /* drops the first dimension */
+TR_API tr_view tr_view_split(tr_view v, int dim, int64_t inner); /* n -> n/inner, inner */
+TR_API tr_view tr_view_join(tr_view v);                          /* first two into one */
+TR_API int     tr_view_is_none(tr_view v);
+TR_API int     tr_view_same_shape(tr_view a, tr_view b);
+TR_API int     tr_view_is_contig(tr_view v);
+TR_API int64_t tr_view_numel(tr_view v);                         /* 1 for rank 0 with data */
+TR_API double *tr_view_f64(tr_view v);      /* data, for views that were checked to be F64 */
+TR_API float  *tr_view_f32(tr_view v);
+TR_API const char *tr_view_str(tr_view v, char buf[96]);         /* "F32 [3, 80]", for messages */
+
+/* dst[i] = src[i]: equal shapes; widening exact, narrowing to nearest even (IEEE overflow). They
+ * must not overlap. TR_ERR_SHAPE; TR_ERR_DTYPE for packed F4, or an integer type that cannot
+ * hold a value: elements before it are written by then. */
+TR_API tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src);
+
+/* ============================================================================
+ * 6. Stored weights {quant}
+ *
+ * One type for every linear weight. A plain one is the format whose block holds one number; a
+ * scaled one is q * s, with s shared by a block. Everybody reads rows through tr_weight_row_*, so
+ * there is one matrix product for all formats.
+ * ========================================================================= */
+
+typedef struct tr_weight tr_weight;
+
+typedef struct tr_qformat {
+    const char *name;       /* "bf16", "fp8-block", "mxfp4", ... */
+    tr_dtype    q, s;       /* element and scale type (s ignored when plain) */
+    tr_dtype    q_file, s_file;     /* as files name the containers: U8 for packed and E8M0 */
+    int         per_byte;   /* elements packed into one byte: 1, or 2 for four-bit types */
+    int         scaled;
+    const char *q_suffix;   /* what the tensor of elements is called: "weight", "weight_packed" */
+    const char *s_suffix;   /* and that of scales: "weight_scale_inv", "weight_scale" */
+    /* y[i] = element (r, c + i) for i < n; r, c in the weight, not the stored matrix. */
+    void (*row_f64)(const tr_weight *w, int64_t r, int64_t c, int64_t n, double *y);
+    void (*row_f32)(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y);
+} tr_qformat;
+
+struct tr_weight {
+    const tr_qformat *format;   /* NULL: this weight does not exist in the model */
+    const char *name;           /* the tensor's, for messages; not owned */
+    void    *q, *s;             /* elements and scales where they lie; NULL: planned */
+    int64_t  rows, cols;        /* [out, in] as used */
+    int64_t  q_stride;          /* bytes from one stored row to the next */
+    int64_t  s_stride;          /* scales from one row of blocks to the next */
+    int64_t  block_rows, block_cols;
+    int64_t  row0;              /* a band: its row r is row row0 + r of what q and s point to */
+    int      finite;            /* set once every decoded value was seen to be finite */
+};
+
+typedef enum tr_format {        /* rows of the table of formats */
+    TR_FMT_F64, TR_FMT_F32, TR_FMT_F16, TR_FMT_BF16, TR_FMT_FP8_BLOCK, TR_FMT_MXFP4,
+    TR_FORMAT_COUNT
+} tr_format;
+
+TR_API const tr_qformat *tr_qformat_get(tr_format f);
+TR_API const tr_qformat *tr_qformat_plain(tr_dtype t);      /* NULL if t is no plain float */
+TR_API const tr_qformat *tr_qformat_find(const char *name); /* NULL if unknown */
+
+/* Bytes of elements and of scales of [rows, cols], products checked; *s_bytes 0 when plain. Blocks
+ * at the edges may be partial. TR_ERR_SHAPE if a packed row does not fill its bytes and groups. */
+TR_API tr_status tr_qformat_bytes(tr_ctx *ctx, const tr_qformat *f, int64_t rows, int64_t cols,
+                                  int64_t block_rows, int64_t block_cols,
+                                  size_t *q_bytes, size_t *s_bytes);
+
+/* A weight over stored memory, contiguous; q and s need not be aligned.
+ *   block_* are ignored when plain; q NULL: planned, and s is not looked at
+ *   name, q, s must outlive *out; on failure *out is empty (format NULL)
+ *   errors as tr_qformat_bytes; TR_ERR_MISSING if there are elements but no scales */
+TR_API tr_status tr_weight_of(tr_ctx *ctx, tr_weight *out, const tr_qformat *f, const char *name,
+                              void *q, void *s, int64_t rows, int64_t cols,
+                              int64_t block_rows, int64_t block_cols);
+/* Rows [begin, begin + n) of w, which may be a band itself. q and s stay at the stored matrix. */
+TR_API tr_weight tr_weight_rows(const tr_weight *w, int64_t begin, int64_t n);
+
+/* Row r, columns [c, c+n), decoded. f64: exact. f32: fl32(q * s), one rounding (an F64 narrows
+ * once). The result is in place when no decoding is needed, else it is buf [n]. */
+TR_API const double *tr_weight_row_f64(const tr_weight *w, int64_t r, int64_t c, int64_t n,
+                                       double *buf);
+TR_API const float  *tr_weight_row_f32(const tr_weight *w, int64_t r, int64_t c, int64_t n,
+                                       float *buf);
+
+/* Sets w->finite if every element is finite as a binary32. Else TR_ERR_NOT_FINITE names tensor,
+ * row in the stored matrix, column and, when scaled, the group and its scale. */
+TR_API tr_status tr_weight_check(tr_ctx *ctx, tr_weight *w);
+
+/* Narrows x f32 [rows, cols] into q and s of the format (contiguous, as large as tr_qformat_bytes
+ * says; s may be NULL when plain).
+ *   fp8-block: s = amax / 448; mxfp4: s = 2^(floor(log2 amax) - 2), the OCP MX rule; 1 for a block
+ *   of zeros. Elements to nearest even, saturating.
+ *   plain: to nearest even; TR_ERR_RANGE names the first element that overflows
+ *   TR_ERR_NOT_FINITE names the first element of x that is; after a failure q and s hold nothing */
+TR_API tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const float *x,
+                             int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols);
+
+/* ============================================================================
+ * 7. Threads and random numbers {par}
+ *
+ * Work is split by output: every output element is computed by one thread from start to end, so
+ * the split cannot change it. Random numbers are a function of (seed, stream, index), so a split
+ * cannot reorder them either.
+ * ========================================================================= */
+
+typedef void (*tr_par_fn)(void *user, int64_t begin, int64_t end);
+
+/* Calls fn on ranges that cover [0, n) once, in pieces of at least `grain`, from several threads
+ * at a time: fn must not use ctx or fail. Returns when all are done. */
+TR_API void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user);
+TR_API int  tr_par_threads(const tr_ctx *ctx);
+
+TR_API uint64_t tr_rng_u64   (uint64_t seed, uint64_t stream, uint64_t i);
+TR_API double   tr_rng_unit  (uint64_t seed, uint64_t stream, uint64_t i);  /* [0, 1), 53 bits */
+TR_API double   tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i);  /* sum of twelve - 6 */
+
+/* ============================================================================
+ * 8. Sums {sum}
+ *
+ * Order matters: floating-point addition is not associative. The definitions add in increasing
+ * index; choices among equals take the lower index.
+ * ========================================================================= */
+
+/* One chain in increasing index from +0. */
+TR_API double tr_dot_f64  (const double *x, const double *w, int64_t n);
+TR_API double tr_sumsq_f64(const double *x, int64_t n);
+
+/* The K largest of x[0..n), largest first, equal values by lower index, none twice; -inf may be
+ * chosen. allowed NULL or one byte per element, 0 forbids. Returns how many were found.
+ * x must not hold NaN. */
+TR_API int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
+                           const unsigned char *allowed);
+
+/* ============================================================================
+ * 9. Products {mat}
+ *
+ * y = x W^T (+ b), and the embedding, which is a row of W.
+ * ========================================================================= */
+
+typedef struct tr_matmul_args {
+    tr_view y;                  /* [N, O]  out */
+    tr_view x;                  /* [N, I] */
+    const tr_weight *w;         /* [O, I] */
+    tr_view bias;               /* [O], or absent */
+} tr_matmul_args;
+
+typedef struct tr_embed_args {
+    tr_view y;                  /* [N, D]  out */
+    tr_view ids;                /* I32 [N] */
+    const tr_weight *w;         /* [V, D] */
+} tr_embed_args;
+
+/* Views are F64 with stride 1 between columns and any stride between rows; N, O and I may be 0.
+ *   y must not overlap x
+ *   every sum runs in increasing index from +0, the bias comes last: any threads, the same bits
+ *   TR_ERR_SHAPE and TR_ERR_DTYPE name the weight and both shapes; embed: TR_ERR_RANGE names the
+ *   first id outside [0, V). After a failure y is as before. */
+TR_API tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a);
+TR_API tr_status tr_embed_f64 (tr_ctx *ctx, const tr_embed_args *a);
+
+/* ============================================================================
+ * 10. Norms {norm}
+ *
+ * A row divided by its own size, times a learned weight.
+ * ========================================================================= */
+
+typedef enum tr_norm_kind {
+    TR_NORM_RMS,        /* y = x / sqrt(mean x^2 + eps) */
+    TR_NORM_L2,         /* y = x / sqrt(sum x^2 + eps) */
+    TR_NORM_LAYER       /* y = (x - mean) / sqrt(var + eps), biased variance */
+} tr_norm_kind;
+
+typedef enum tr_norm_weight { TR_NORM_W, TR_NORM_ONE_PLUS_W } tr_norm_weight;
+
+typedef struct tr_norm_args {    /* y = scale (w n(x) + bias) sigmoid(gate) */
+    tr_view y;                  /* [.., D]  out; may be x */
+    tr_view x;                  /* [.., D]  innermost stride 1 */
+    tr_view w;                  /* [D], or absent: 1 */
+    tr_view bias;               /* [D], or absent (LAYER only) */
+    tr_view gate;               /* as x, or absent: y *= sigmoid(gate), after weight and bias */
+    tr_norm_kind   kind;
+    tr_norm_weight form;
+    double  eps;                /* inside the root; >= 0 */
+    double  scale;              /* multiplies the result; 0 is an error, there is no default */
+    int64_t groups;             /* statistics over D / groups values each; 1: the whole row */
+} tr_norm_args;
+
+/* What holds for this and every operator below: views are F64 unless the struct says otherwise,
+ * their last dimension without gaps; outputs do not overlap inputs unless it says "may be".
+ * TR_ERR_SHAPE, TR_ERR_DTYPE and TR_ERR_ARG (absent, no data) name operator, view and shape and
+ * leave outputs as they were; TR_ERR_RANGE names a number. Any threads, the same bits. */
+TR_API tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a);
+
+/* Raw kernels: y, x [T, D], w [D]; y may be x. */
+TR_API void tr_rmsnorm_f64  (double *y, const double *x, const double *w, int64_t T, int64_t D,
+                             double eps);
+TR_API void tr_l2norm_f64   (double *y, const double *x, int64_t T, int64_t D, double eps);
+TR_API void tr_layernorm_f64(double *y, const double *x, const double *w, const double *b,
+                             int64_t T, int64_t D, double eps);
+
+/* ============================================================================
+ * 11. Activations {act}
+ *
+ * Registered by the name that configs use. All act on a pair: the gate's pre-activation g and the
+ * value u it gates.
+ * ========================================================================= */
+
+#define TR_ACT_PARAMS 2
+typedef struct tr_act {
+    const char *name;                                       /* "silu", "situ", ... */
+    double (*f64)(double g, double u, const double *p);     /* p: TR_ACT_PARAMS numbers */
+} tr_act;
+
+/* A registered one, else one of the library's, else NULL. Adding another moves registered rows. */
+TR_API const tr_act *tr_act_find(const tr_ctx *ctx, const char *name);
+/* Copies the row; what its name points to must outlive ctx. TR_ERR_ARG if the name is taken. */
+TR_API tr_status     tr_ctx_add_act(tr_ctx *ctx, const tr_act *act);
+
+typedef struct tr_glu_args {
+    tr_view y;                  /* [N, F]  out; may be g or u */
+    tr_view g, u;               /* [N, F] */
+    const tr_act *act;
+    double p[TR_ACT_PARAMS];    /* situ: cap of the gate, cap of the value; > 0 */
+} tr_glu_args;
+
+/* y = act(g, u), element by element. */
+TR_API tr_status tr_glu_f64(tr_ctx *ctx, const tr_glu_args *a);
+
+typedef struct tr_gate_args {   /* y = x sigmoid(g): an output gate */
+    tr_view y;                  /* out; may be x */
+    tr_view x, g;               /* same shape */
+} tr_gate_args;
+
+TR_API tr_status tr_gate_f64(tr_ctx *ctx, const tr_gate_args *a);
+
+/* y = softmax(x), row by row; y may be x. sink NULL, or one logit a row that takes part in the
+ * sum and is thrown away. -inf is a masked entry; a row of them alone gives zeros. */
+TR_API void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, int64_t D);
+
+/* ============================================================================
+ * 12. Positions {rope}
+ *
+ * A pair of numbers is a point in the plane; position p turns it by p times the pair's frequency.
+ * ========================================================================= */
+
+typedef enum tr_rope_kind {
+    TR_ROPE_DEFAULT, TR_ROPE_LINEAR, TR_ROPE_YARN, TR_ROPE_LLAMA3
+} tr_rope_kind;
+typedef enum tr_rope_layout {
+    TR_ROPE_HALF,               /* pairs (i, i + d/2) */
+    TR_ROPE_INTERLEAVED         /* pairs (2i, 2i + 1) */
+} tr_rope_layout;
+
+typedef struct tr_rope_cfg {
+    tr_rope_kind kind;
+    double  theta;
+    int64_t dim;                        /* numbers rotated; even */
+    double  factor;                     /* linear, yarn, llama3 */
+    double  orig;                       /* yarn, llama3: context of the first training */
+    double  beta_fast, beta_slow;       /* yarn */
+    int64_t truncate;                   /* yarn: round the ramp's ends outwards */
+    double  mscale, mscale_all_dim;     /* yarn; 0 is absent */
+    double  attention_factor;           /* yarn; 0 is absent */
+    double  low_freq, high_freq;        /* llama3 */
+} tr_rope_cfg;
+
+/* inv_freq f64 [dim / 2]; *mult multiplies cos and sin. TR_ERR_RANGE names the number at fault. */
+TR_API tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult,
+                                   const tr_rope_cfg *c);
+/* What DeepSeek-type attention multiplies its softmax scale by: g(factor, mscale_all_dim)^2. */
+TR_API double    tr_rope_softmax_mult(const tr_rope_cfg *c);
+
+typedef struct tr_rope_args {
+    tr_view x;                  /* [N, H, d]  in place; d is the rotated part */
+    tr_view pos;                /* I64 [N] */
+    tr_view inv_freq;           /* F64 [d / 2]; negative ones turn back */
+    double  mult;               /* of cos and sin; 0 is an error */
+    tr_rope_layout layout;
+} tr_rope_args;
+
+/* TR_ERR_SHAPE unless d is twice the frequencies. */
+TR_API tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a);
+
+/* ============================================================================
+ * 13. Attention {attn}
+ *
+ * The mean of the values seen so far, weighted by how well their keys answer a query.
+ * ========================================================================= */
+
+typedef struct tr_attn_args {
+    tr_view y;                  /* [T, H, Dv]  out */
+    tr_view q, k, v;            /* [T, H, Dk]  [S, G, Dk]  [S, G, Dv]; head h reads h div (H/G) */
+    tr_view sink;               /* [H], or absent */
+    tr_view probs;              /* [H, T, S] out, or absent */
+    int64_t pos;                /* position of query row 0: row t sees keys s <= pos + t */
+    int64_t window;             /* and s > pos + t - window; 0 is off */
+    int64_t chunk;              /* and s div chunk = (pos + t) div chunk; 0 is off */
+    double  softcap;            /* 0 is off */
+    double  scale;              /* required: 0 is an error */
+} tr_attn_args;
+
+/* y must not overlap q, k, v. TR_ERR_RANGE unless S >= pos + T: a query has its own key. */
+TR_API tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a);
+
+/* ============================================================================
+ * 14. Latent attention {mla}
+ *
+ * The cache holds one latent row a token, [normed latent R | shared key part Dr]; keys and values
+ * of all heads are a product of it with kv_b, whose rows are, head by head, Dn of key then Dv of
+ * value.
+ * ========================================================================= */
+
+typedef struct tr_mla_args {
+    tr_view y;                  /* [T, H, Dv]  out */
+    tr_view q;                  /* [T, H, Dn + Dr], rotated already */
+    tr_view latent;             /* [S, R + Dr] */
+    const tr_weight *kv_b;      /* [H (Dn + Dv), R] */
+    tr_view kv;                 /* [S, H (Dn + Dv)] workspace: expanded keys and values */
+    tr_view probs;              /* [H, T, S] out, or absent */
+    int64_t rope;               /* Dr */
+    int64_t pos;                /* as in attention */
+    double  scale;              /* required */
+} tr_mla_args;
+
+/* Expanded: kv is written, then attended to. y must not overlap q. */
+TR_API tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a);
+
+/* ============================================================================
+ * 16. Delta rules {delta}
+ *
+ * A head keeps a matrix S [V, K] that maps keys to values. Each token lets it fade, reads what it
+ * says about the token's key, and corrects it towards the token's value.
+ * ========================================================================= */
+
+typedef struct tr_conv_args {   /* depthwise causal convolution, then SiLU */
+    tr_view y;                  /* [T, C]  out; must not be x */
+    tr_view x;                  /* [T, C] */
+    tr_view w;                  /* [C, J], tap J-1 is the current token */
+    tr_view hist;               /* [C, J-1] the last inputs, oldest first; updated */
+    int     silu;               /* 0: the sum alone */
+} tr_conv_args;
+
+typedef enum tr_decay_kind {
+    TR_DECAY_BOUNDED,           /* g = bound sigmoid(exp(A_log) (z + dt)),  bound < 0 */
+    TR_DECAY_SOFTPLUS           /* g = -exp(A_log) softplus(z + dt) */
+} tr_decay_kind;
+
+typedef struct tr_decay_args {
+    tr_view g, beta;            /* [T, H, K]  [T, H]  out: log decay, write strength */
+    tr_view z, b;               /* [T, H, K]  [T, H]; beta = sigmoid(b) */
+    tr_view A_log, dt_bias;     /* [H]  [H, K] */
+    tr_decay_kind kind;
+    double  bound;              /* BOUNDED only */
+} tr_decay_args;
+
+typedef struct tr_delta_args {
+    tr_view o;                  /* [T, H, V]  out */
+    tr_view q, k, v;            /* [T, H, K]  [T, H, K]  [T, H, V]; q scaled already */
+    tr_view g, beta;            /* [T, H, K]  [T, H]; a stride of 0 in K: one decay a head */
+    tr_view S;                  /* [H, V, K]  in and out */
+} tr_delta_args;
+
+/* Token by token in increasing t, so a prompt may come in any pieces: hist and S carry it on. */
+TR_API tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a);
+TR_API tr_status tr_decay_f64    (tr_ctx *ctx, const tr_decay_args *a);
+TR_API tr_status tr_delta_f64    (tr_ctx *ctx, const tr_delta_args *a);
+
+/* One head, one token: o [V], S [V, K] in and out, q k g [K], v [V]. */
+TR_API void tr_delta_step_f64(double *o, double *S, const double *q, const double *k,
+                              const double *v, const double *g, double beta,
+                              int64_t K, int64_t V);
+
+/* ============================================================================
+ * 17. Residuals {res}
+ *
+ * What a sublayer reads and how its result returns. Plain: reads h, writes h + a. Block attention
+ * residuals: reads a softmax mix of earlier block sums, writes into the running sum.
+ * ========================================================================= */
+
+typedef struct tr_add_args {
+    tr_view y;                  /* [N, D]  out; may be a or b */
+    tr_view a, b;               /* [N, D] */
+} tr_add_args;
+
+typedef struct tr_copy_args {   /* into state, into a snapshot */
+    tr_view y, x;               /* same shape and type */
+} tr_copy_args;
+
+typedef struct tr_mix_args {
+    tr_view y;                  /* [N, D]  out; must not overlap the sources */
+    tr_view snaps;              /* [n, N, D] block sums in the order they were pushed; n may be 0 */
+    tr_view h;                  /* [N, D] the running sum, last source */
+    tr_view norm, proj;         /* [D], [D] */
+    tr_view probs;              /* [N, n+1] out, or absent */
+    double  eps;
+} tr_mix_args;
+
+TR_API tr_status tr_add_f64 (tr_ctx *ctx, const tr_add_args *a);
+TR_API tr_status tr_copy_f64(tr_ctx *ctx, const tr_copy_args *a);
+TR_API tr_status tr_mix_f64 (tr_ctx *ctx, const tr_mix_args *a);
+
+/* ============================================================================
+ * 18. Experts {moe}
+ *
+ * A router scores all experts and keeps K of them a token; a bias and groups may steer the choice,
+ * never the weights. The plan lists, expert by expert, who computes what; the combine adds in
+ * increasing expert index, whatever the plan was.
+ * ========================================================================= */
+
+#define TR_MAX_GROUPS 256
+typedef enum tr_score_kind { TR_SCORE_SIGMOID, TR_SCORE_SOFTMAX } tr_score_kind;
+
+typedef struct tr_route_args {
+    tr_view ids;                /* I32 [N, K] out, ascending */
+    tr_view weights;            /* [N, K] out, in that order, scaling included */
+    tr_view scores;             /* [N, E] out: before the bias */
+    tr_view logits;             /* [N, E] */
+    tr_view bias;               /* [E], or absent: added to scores for the choice only */
+    tr_score_kind score;
+    int64_t groups, keep;       /* E / groups experts each, by their two best; 1, 1: off */
+    int     renorm;             /* divide the chosen weights by (their sum + renorm_eps) */
+    double  renorm_eps;
+    double  scale;              /* of the weights, last; 0 is an error */
+} tr_route_args;
+
+typedef struct tr_dispatch_args {
+    tr_view order;              /* I32 [N K] out: slots t K + j, by expert, then by token */
+    tr_view offset;             /* I32 [E + 1] out: expert e has order[offset[e] .. offset[e+1]) */
+    tr_view ids;                /* I32 [N, K]; an id of -1 is not computed here */
+    int64_t experts;            /* E */
+} tr_dispatch_args;
+
+typedef struct tr_experts_args {
+    tr_view y;                  /* [N, K, O]  out, unweighted, in the order of the ids */
+    tr_view x;                  /* [N, I] */
+    tr_view order, offset;      /* from dispatch */
+    const tr_weight *gate, *up, *down;  /* E each: [F, I]  [F, I]  [O, F] */
+    tr_view g, u;               /* [N K, F] workspace */
+    const tr_act *act;
+    double  p[TR_ACT_PARAMS];
+} tr_experts_args;
+
+typedef struct tr_combine_args {
+    tr_view y;                  /* [N, O]  out */
+    tr_view x;                  /* [N, K, O] */
+    tr_view weights;            /* [N, K] */
+} tr_combine_args;
+
+/* route: TR_ERR_NOT_FINITE names row and expert of a NaN logit or score, or a bias that is NaN or
+ *   +infinity; TR_ERR_SHAPE if fewer than K experts can be chosen. Chosen scores that are all 0
+ *   give weights 0, or TR_ERR_NOT_FINITE if renorm_eps is 0.
+ * dispatch: TR_ERR_RANGE names the first id outside [-1, E); order ends in -1 where ids did.
+ * experts: slots with id -1 become 0; weights of experts without tokens are not looked at.
+ * combine: from +0, j increasing. */
+TR_API tr_status tr_route_f64   (tr_ctx *ctx, const tr_route_args *a);
+TR_API tr_status tr_dispatch    (tr_ctx *ctx, const tr_dispatch_args *a);
+TR_API tr_status tr_experts_f64 (tr_ctx *ctx, const tr_experts_args *a);
+TR_API tr_status tr_combine_f64 (tr_ctx *ctx, const tr_combine_args *a);
+
+/* ============================================================================
+ * 20. The table of operators {ops}
+ *
+ * A model runs through this table and through nothing else: the engine never touches a number.
+ * The oracle's entries are the binary64 definitions. A port copies a table and replaces the
+ * entries it has; the dry table only checks shapes and counts, which is how plans are made.
+ * ========================================================================= */
+
+/* X(entry, its arguments, its definition in binary64) */
+#define TR_OPS_LIST(X)                                  \
+    X(embed,     tr_embed_args,    tr_embed_f64)        \
+    X(matmul,    tr_matmul_args,   tr_matmul_f64)       \
+    X(norm,      tr_norm_args,     tr_norm_f64)         \
+    X(glu,       tr_glu_args,      tr_glu_f64)          \
+    X(gate,      tr_gate_args,     tr_gate_f64)         \
+    X(rope,      tr_rope_args,     tr_rope_f64)         \
+    X(attn,      tr_attn_args,     tr_attn_f64)         \
+    X(mla,       tr_mla_args,      tr_mla_f64)          \
+    X(shortconv, tr_conv_args,     tr_shortconv_f64)    \
+    X(decay,     tr_decay_args,    tr_decay_f64)        \
+    X(delta,     tr_delta_args,    tr_delta_f64)        \
+    X(add,       tr_add_args,      tr_add_f64)          \
+    X(copy,      tr_copy_args,     tr_copy_f64)         \
+    X(mix,       tr_mix_args,      tr_mix_f64)          \
+    X(route,     tr_route_args,    tr_route_f64)        \
+    X(dispatch,  tr_dispatch_args, tr_dispatch)         \
+    X(experts,   tr_experts_args,  tr_experts_f64)      \
+    X(combine,   tr_combine_args,  tr_combine_f64)
+
+#define TRI_FIELD(op, args, definition) tr_status (*op)(void *user, tr_ctx *ctx, const args *a);
+typedef struct tr_ops {
+    const char *name;
+    void       *user;           /* handed to every entry */
+    int         dry;            /* data pointers are NULL; entries must not follow them */
+    TR_OPS_LIST(TRI_FIELD)
+} tr_ops;
+#undef TRI_FIELD
+
+TR_API tr_ops tr_ops_oracle(void);      /* every entry is its definition; user is NULL */
+
+/* ============================================================================
+ * 21. Taps {tap}
+ *
+ * Any intermediate value, under the name that a forward hook on the public implementation gives.
+ * ========================================================================= */
+
+typedef struct tr_batch {
+    int64_t        B;           /* sequences */
+    const int64_t *T;           /* [B] tokens of each now; 0 is allowed if another has some */
+    const int32_t *ids;         /* the sum of T, sequence after sequence */
+} tr_batch;
+
+typedef enum tr_tap_kind {
+    TR_TAP_ROWS,                /* x [N, ..]: one row a token of the call */
+    TR_TAP_PROBS,               /* x [H, T, S]: attention of one sequence */
+    TR_TAP_STATE                /* x [..]: memory of one sequence after the call */
+} tr_tap_kind;
+
+typedef struct tr_tap {
+    const char     *name;       /* model.layers.3.self_attn.o_proj */
+    tr_view         x;
+    tr_tap_kind     kind;
+    const tr_batch *batch;      /* the call whose rows these are */
+    const int64_t  *pos;        /* [B] position of each sequence's first row; STATE: its length */
+    int64_t         seq;        /* the one sequence x is of; -1: all of the batch */
+    int             grows;      /* STATE: x has a row a token */
+} tr_tap;
+
+/* tap and all it points to are the run's, and valid during the call. A failure ends the forward. */
+typedef tr_status (*tr_tap_fn)(void *user, tr_ctx *ctx, const tr_tap *tap);
+
+/* Does the name match the glob? `*` stands for any run of characters, dots too; nothing else is
+ * special. */
+TR_API int tr_tap_match(const char *glob, const char *name);
+
+/* ============================================================================
+ * 23. JSON {json}
+ *
+ * A bounded reader of RFC 8259: depth, size and numbers are checked; a key that occurs twice in an
+ * object is an error, and so are invalid UTF-8 and U+0000 in strings; messages carry file, line
+ * and key. Values are nodes in one array, in file order.
+ * ========================================================================= */
+
+typedef enum tr_json_type {
+    TR_JSON_NULL, TR_JSON_BOOL, TR_JSON_NUM, TR_JSON_STR, TR_JSON_ARRAY, TR_JSON_OBJECT
+} tr_json_type;
+
+typedef struct tr_json_node {
+    tr_json_type type;
+    int32_t  line;
+    uint32_t next;              /* index of the next sibling; 0: none */
+    uint32_t count;             /* members or items */
+    uint32_t key, key_len;      /* into text: the member's name, unescaped; key 0: it has none (""
+                                   is a name: key_len 0, but key > 0) */
+    uint32_t str, str_len;      /* into text: STR: unescaped; NUM, BOOL, NULL: the token; else "" */
+} tr_json_node;
+
+typedef struct tr_json {
+    tr_ctx *ctx;
+    const char *name;           /* for messages; copied */
+    char   *text;               /* owned copy, strings unescaped in place; NUL after each name,
+                                   string and token */
+    tr_json_node *node;         /* owned; node[0] is the root */
+    uint32_t n;
+} tr_json;
+
+#define TR_JSON_MAX_DEPTH 64
+
+/* text [n] is copied; it need not end in NUL, and must be shorter than 4 GiB. On failure *out is
+ * empty, and the message begins "name:line: key: ". An empty tr_json may be freed. */
+TR_API tr_status tr_json_parse(tr_ctx *ctx, tr_json *out, const char *name, const char *text,
+                               size_t n);
+TR_API tr_status tr_json_load (tr_ctx *ctx, tr_json *out, const char *path);
+TR_API void      tr_json_free (tr_json *j);
+/* get: the member of that name, by looking at one after another; NULL if there is none, or if obj
+ * is NULL or no object. first, next: members and items in file order; NULL at the end. */
+TR_API const tr_json_node *tr_json_get (const tr_json *j, const tr_json_node *obj, const char *key);
+TR_API const tr_json_node *tr_json_first(const tr_json *j, const tr_json_node *parent);
+TR_API const tr_json_node *tr_json_next (const tr_json *j, const tr_json_node *n);
+TR_API const char *tr_json_key(const tr_json *j, const tr_json_node *n);   /* "" without a name */
+TR_API const char *tr_json_str(const tr_json *j, const tr_json_node *n);   /* STR, or the token */
+/* int: an integer without fraction or exponent that fits; num: a finite number, rounded to nearest
+ * whatever the locale; bool: 0 or 1. Else *out is 0 and TR_ERR_FORMAT names line, key and text;
+ * TR_ERR_MISSING if n is NULL. */
+TR_API tr_status tr_json_int (const tr_json *j, const tr_json_node *n, int64_t *out);
+TR_API tr_status tr_json_num (const tr_json *j, const tr_json_node *n, double *out);
+TR_API tr_status tr_json_bool(const tr_json *j, const tr_json_node *n, int *out);
+TR_API const char *tr_json_type_str(tr_json_type t);
+
+/* ============================================================================
+ * 24. Safetensors {st}
+ *
+ * u64 little-endian header length, JSON header, data. Every byte is accounted for: offsets lie in
+ * the file, do not overlap, leave no hole, and equal shape times element size. Files are mapped;
+ * opening one reads its header alone.
+ * ========================================================================= */
+
+typedef struct tr_st_entry {
+    const char *name;           /* owned by its file */
+    tr_view     view;           /* data points into the mapped file, which must not be written; of
+                                   F4 the shape counts elements, and strides are of no use */
+    size_t      begin, bytes;   /* in the data area of the file */
+    int32_t     file;           /* index of the shard */
+    int32_t     used;           /* set by the model that binds it */
+} tr_st_entry;
+
+typedef struct tr_st {          /* one file */
+    char   *path;               /* owned, as are all below */
+    tr_json header;
+    unsigned char *map;  size_t map_bytes;
+    size_t  data_at;            /* offset of the data area */
+    tr_st_entry *entry;  int64_t n;     /* in order of offset */
+    size_t  trailing;           /* bytes past the last tensor (lenient only) */
+    size_t  holes;              /* bytes in no tensor (lenient only) */
+    size_t  copied;             /* bytes of tensors off their type's alignment: read into memory */
+    unsigned char *copy;        /* those; their views point here */
+    tr_st_entry **by_name;      /* [n] sorted bytewise */
+} tr_st;
+
+/* lenient: trailing bytes and holes are warnings; overlaps never are. On failure *out is empty. An
+ * empty tr_st or tr_shards may be closed. */
+TR_API tr_status tr_st_open (tr_ctx *ctx, tr_st *out, const char *path, int lenient);
+TR_API void      tr_st_close(tr_ctx *ctx, tr_st *f);
+TR_API const tr_st_entry *tr_st_find(const tr_st *f, const char *name);     /* NULL: none */
+TR_API const char *tr_st_meta(const tr_st *f, const char *key);             /* NULL: none */
+
+typedef struct tr_shards {      /* a checkpoint's tensors, wherever they lie */
+    char   *dir;
+    tr_st  *file;   int64_t files;
+    tr_st_entry **entry;  int64_t n;    /* sorted bytewise by name */
+    size_t  bytes;                      /* of all tensors */
+} tr_shards;
+
+/* By model.safetensors.index.json: only the shards it lists, and in each exactly the tensors that
+ * it puts there; without an index model.safetensors; else model-*-of-*.safetensors, all of them.
+ * Other *.safetensors in the folder are named in a warning.
+ *   lenient: as for tr_st_open; a wrong metadata.total_size is a warning too
+ *   TR_ERR_MISSING names the first shard or tensor that is not there and says how many are */
+TR_API tr_status tr_shards_open (tr_ctx *ctx, tr_shards *out, const char *dir, int lenient);
+TR_API void      tr_shards_close(tr_ctx *ctx, tr_shards *s);
+TR_API const tr_st_entry *tr_shards_find(const tr_shards *s, const char *name);
+
+typedef struct tr_st_item { const char *name; tr_view view; } tr_st_item;   /* contiguous */
+typedef struct tr_st_meta_item { const char *key, *value; } tr_st_meta_item;
+
+/* Items in the order given, one after another: data is aligned if larger elements come first.
+ * Writes to PATH.part (PATH.part2 to 9 if there is one) and renames it when complete; on failure
+ * PATH is as it was and the part is gone. What tr_st_open would refuse (a name twice, no UTF-8,
+ * ..) is not written. */
+TR_API tr_status tr_st_write(tr_ctx *ctx, const char *path, const tr_st_item *item, int64_t n,
+                             const tr_st_meta_item *meta, int64_t n_meta);
+
+/* ============================================================================
+ * 25. Configurations {cfg}
+ *
+ * config.json becomes a list of layers. Every key of a family is a row in one of four classes:
+ * required; optional, with the value its absence means; allowed only with certain values (some may
+ * be absent and then mean that value, some must be there); inert. Another path to a key that has a
+ * row is a row too, and must agree with it.
+ * An unknown key is refused by name. The tensors of a checkpoint are rows too: where, name, shape,
+ * when. All that a program knows about a family is in these tables; the engine knows none by name.
+ * ========================================================================= */
+
+typedef enum tr_mixer_kind { TR_MIXER_GQA, TR_MIXER_MLA, TR_MIXER_KDA } tr_mixer_kind;
+typedef enum tr_ffn_kind   { TR_FFN_DENSE, TR_FFN_MOE } tr_ffn_kind;
+typedef enum tr_res_kind   { TR_RES_PLAIN, TR_RES_ATTN } tr_res_kind;
+
+/* Weights that the engine uses, by role. Names in files come from the family's table. */
+typedef enum tr_weight_id {
+    TR_W_NONE = -1,             /* checked and counted, not used by the engine */
+    /* of the model */
+    TR_W_EMBED, TR_W_HEAD, TR_W_FINAL_NORM, TR_W_OUT_RES_NORM, TR_W_OUT_RES_PROJ,
+    /* of a layer */
+    TR_W_NORM1, TR_W_NORM2, TR_W_RES1_NORM, TR_W_RES1_PROJ, TR_W_RES2_NORM, TR_W_RES2_PROJ,
+    TR_W_Q, TR_W_K, TR_W_V, TR_W_O, TR_W_G,
+    TR_W_Q_BIAS, TR_W_K_BIAS, TR_W_V_BIAS, TR_W_O_BIAS,
+    TR_W_Q_A, TR_W_Q_A_NORM, TR_W_Q_B, TR_W_KV_A, TR_W_KV_A_NORM, TR_W_KV_B,
+    TR_W_Q_CONV, TR_W_K_CONV, TR_W_V_CONV, TR_W_F_A, TR_W_F_B, TR_W_B, TR_W_A_LOG, TR_W_DT_BIAS,
+    TR_W_O_NORM,
+    TR_W_GATE, TR_W_UP, TR_W_DOWN, TR_W_GATE_BIAS, TR_W_UP_BIAS, TR_W_DOWN_BIAS,
+    TR_W_ROUTER, TR_W_ROUTER_BIAS, TR_W_LATENT_DOWN, TR_W_LATENT_NORM, TR_W_LATENT_UP,
+    TR_W_SHARED_GATE, TR_W_SHARED_UP, TR_W_SHARED_DOWN,
+    TR_W_EXPERT_GATE, TR_W_EXPERT_UP, TR_W_EXPERT_DOWN,         /* one each an expert */
+    TR_W_COUNT
+} tr_weight_id;
+
+typedef enum tr_where {
+    TR_AT_MODEL,                /* once */
+    TR_AT_LAYER,                /* once a layer, under its prefix */
+    TR_AT_EXPERT,               /* once an expert of a layer; {e} in the name */
+    TR_AT_MTP,                  /* once a prediction module: announced, not always shipped */
+    TR_AT_VISION,               /* once, outside the text prefix */
+    TR_AT_BLOCK                 /* once a vision block; {b} in the name */
+} tr_where;
+
+typedef enum tr_store {
+    TR_STORE_LINEAR,            /* a matrix, read in place; plain or scaled */
+    TR_STORE_QUANT,             /* the same; scaled where the config says quantised */
+    TR_STORE_VECTOR,            /* small; widened once; any plain float */
+    TR_STORE_VECTOR_F32,        /* the same; must be F32 in the file */
+    TR_STORE_PADDED_F32         /* the same; may be stored longer, the rest is never used */
+} tr_store;
+
+typedef enum tr_init {          /* how `tiny` fills a tensor; c is the row's number */
+    TR_INIT_LINEAR,             /* normal(0, c / sqrt(in)) */
+    TR_INIT_NORM,               /* 1 + c normal */
+    TR_INIT_NORMAL,             /* c normal */
+    TR_INIT_UNIFORM,            /* uniform(-c, c) */
+    TR_INIT_PADDED              /* uniform(-c, 2c), the unused rest 0 */
+} tr_init;
+
+/* One row: a tensor of a family. shape and when are small expressions over the names of
+ * tr_config's numbers and the layer's kinds: "heads*(nope+rope) q_lora", "mla * q_lora".  */
+typedef struct tr_weight_spec {
+    tr_where     where;
+    tr_weight_id id;
+    const char  *name;          /* after the prefix of its place */
+    const char  *shape;         /* dimensions separated by a blank */
+    const char  *when;          /* present if not 0 */
+    tr_store     store;
+    tr_init      init;
+    double       c;
+} tr_weight_spec;
+
+typedef struct tr_fact {        /* a constant that lives in the vendor's code only */
+    const char *name;           /* "mla.inner_eps" */
+    size_t      field;          /* a double of tr_config; TR_NO_FIELD: a rule, told by text */
+    double      value;
+    const char *text;           /* the rule, "" for a number */
+    const char *note;           /* where it comes from */
+} tr_fact;
+#define TR_NO_FIELD ((size_t)-1)
+
+typedef struct tr_family tr_family;
+typedef struct tr_int_list { int64_t *v; int64_t n; } tr_int_list;
+typedef struct tr_layer_cfg { tr_mixer_kind mixer; tr_ffn_kind ffn; } tr_layer_cfg;
+
+typedef struct tr_config {
+    const tr_family *family;
+    /* sizes */
+    int64_t vocab, hidden, layers, max_pos;
+    int64_t heads, kv_heads, head_dim, v_dim;           /* attention; v_dim of MLA */
+    int64_t q_lora, kv_lora, nope, rope, qk_dim;        /* MLA; qk_dim 0 or nope + rope */
+    int64_t kda_heads, kda_dim, conv;                   /* KDA */
+    int64_t ffn, moe_ffn;                               /* inner widths */
+    int64_t experts, topk, shared, latent;              /* latent 0: experts work at full width */
+    int64_t groups, keep_groups, first_dense, moe_freq; /* first_dense layers without experts */
+    int64_t res_block;                                  /* block attention residuals; 0: plain */
+    int64_t mtp;                                        /* announced prediction modules */
+    int64_t vit_layers, vit_dim, vit_qkv, vit_ffn, vit_heads, vit_patch, vit_pos_h, vit_pos_w;
+    int64_t vit_out, vit_mm;                            /* width it must deliver; of its output */
+    tr_int_list vit_merge;
+    /* switches */
+    int64_t tie, attn_bias, mlp_bias, out_gate, renorm;
+    int64_t rope_dynamic;                               /* plain up to max_pos, refused beyond */
+    /* numbers */
+    double  eps, route_scale, act_p0, act_p1, decay_bound;
+    /* facts */
+    double  inner_eps, l2_eps, renorm_eps, a_log_pad;
+    /* names */
+    char    act[32], score[32], rope_type[32], quant[32], model_type[32];
+    tr_rope_cfg rope_cfg;
+    const tr_qformat *format;                           /* of TR_STORE_QUANT; NULL: plain */
+    int64_t block_rows, block_cols;                     /* its blocks */
+    tr_int_list kda_layers, full_layers;                /* counted from 1, as released */
+    tr_int_list quant_blocks;                           /* rows, columns of an FP8 block */
+    tr_int_list eos;                                    /* ids that end a text */
+    tr_layer_cfg *layer;                                /* [layers] */
+    char   *accepted;                                   /* keys accepted by name, one a line */
+    char   *sets;                                       /* facts set by name, NAME=VALUE a line */
+    char    sha256[65];                                 /* of config.json's bytes */
+} tr_config;
+
+typedef struct tr_config_opts {
+    const char *const *accept;  int64_t n_accept;       /* unknown keys to let pass */
+    const char *const *set;     int64_t n_set;          /* "mla.inner_eps=1e-5" */
+} tr_config_opts;
+
+/* load: path is a config.json or the folder it is in; parse: text [n], name for messages. opts may
+ * be NULL. On failure *out is empty, which may be freed, and the message names file, line and key:
+ *   TR_ERR_MISSING       a required key is not there
+ *   TR_ERR_UNSUPPORTED   an unknown key or family, a value that is not allowed
+ *   TR_ERR_FORMAT        a wrong type; keys that contradict each other
+ *   TR_ERR_ARG, _RANGE   a fact that cannot be set, or not so; a layer that is not there */
+TR_API tr_status tr_config_load(tr_ctx *ctx, tr_config *out, const char *path,
+                                const tr_config_opts *opts);
+TR_API tr_status tr_config_parse(tr_ctx *ctx, tr_config *out, const char *name, const char *text,
+                                 size_t n, const tr_config_opts *opts);
+TR_API void      tr_config_free(tr_ctx *ctx, tr_config *c);
+
+/* The families, 0 .. count - 1; NULL beyond. Facts: n rows, the library's own. value: a fact as
+ * this config has it, 0 for a rule. */
+TR_API int64_t     tr_family_count(void);
+TR_API const tr_family *tr_family_get(int64_t i);
+TR_API const char *tr_family_name(const tr_family *f);          /* the config's model_type */
+TR_API const char *tr_family_title(const tr_family *f);
+TR_API const tr_fact *tr_family_facts(const tr_family *f, int64_t *n);
+TR_API double      tr_fact_value(const tr_config *c, const tr_fact *f);
+
+/* config.json of a small model of the family, every branch taken; set: "hidden_size=96", "rope_
+ * scaling=null", values as JSON. *json is freed with tr_free. */
+TR_API tr_status tr_config_tiny(tr_ctx *ctx, char **json, const char *family,
+                                const char *const *set, int64_t n_set);
+
+/* One tensor that the tables ask for. */
+typedef struct tr_expected {
+    const tr_weight_spec *spec;
+    const char *name;           /* full name of the (elements') tensor under the plain layout */
+    const char *stem;           /* without its last part: for scaled formats and for taps */
+    int64_t layer, expert;      /* -1: not of one */
+    int     optional;           /* of a module that may be announced and not shipped */
+    int64_t params;             /* elements */
+    int     rank;
+    int64_t shape[TR_MAX_RANK]; /* logical */
+    const tr_qformat *format;   /* as the config announces it; NULL: plain, type from the file */
+} tr_expected;
+
+typedef tr_status (*tr_expected_fn)(void *user, tr_ctx *ctx, const tr_expected *e);
+/* Calls fn for every tensor of the model, in model order; stops at the first failure. */
+TR_API tr_status tr_config_each(tr_ctx *ctx, const tr_config *c, tr_expected_fn fn, void *user);
+
+/* The tensors in which e is stored under format f (NULL: plain): 1 or 2 names, types, shapes. */
+typedef struct tr_stored {
+    char     name[256];
+    tr_dtype dtype;
+    int      rank;
+    int64_t  shape[TR_MAX_RANK];
+} tr_stored;
+/* TR_ERR_SHAPE if e does not fill the blocks of f. */
+TR_API tr_status tr_expected_stored(tr_ctx *ctx, const tr_config *c, const tr_expected *e,
+                                    const tr_qformat *f, tr_stored out[2], int *n);
+
+/* ============================================================================
+ * 26. State {state}
+ *
+ * What a sequence remembers between calls, one row a kind of memory. What grows by a row a token
+ * rewinds by forgetting rows; what is overwritten needs a copy.
+ * ========================================================================= */
+
+typedef enum tr_state_kind {
+    TR_STATE_LATENT,            /* [B, capacity, R + Dr] */
+    TR_STATE_K, TR_STATE_V,     /* [B, capacity, G, Dk] */
+    TR_STATE_CONV_Q, TR_STATE_CONV_K, TR_STATE_CONV_V,  /* [B, C, J-1] */
+    TR_STATE_DELTA,             /* [B, H, V, K] */
+    TR_STATE_KIND_COUNT
+} tr_state_kind;
+
+typedef struct tr_state {
+    tr_ctx  *ctx;
+    int64_t  B, capacity;       /* sequences; tokens each can hold */
+    int64_t  first, layers;     /* the layers it covers */
+    tr_dtype dtype;
+    int64_t *len;               /* [B] tokens held */
+    int      spoilt;            /* a call failed half-way: rewind or reset */
+    tr_view *slot;              /* [layers][TR_STATE_KIND_COUNT]; none where a layer has no such */
+    void    *block;             /* owned */
+    size_t   bytes;
+} tr_state;
+
+typedef struct tr_mark { int64_t *len; void *copy; size_t bytes; } tr_mark;
+
+/* first, layers: the part of the model; dry: shapes only. All sequences are empty; on failure
+ * *out is empty, which may be freed. c is not kept. */
+TR_API tr_status tr_state_new(tr_ctx *ctx, tr_state *out, const tr_config *c, int64_t first,
+                              int64_t layers, int64_t B, int64_t capacity, tr_dtype t, int dry);
+TR_API void      tr_state_free(tr_state *s);
+TR_API void      tr_state_reset(tr_state *s);                           /* all sequences to empty */
+/* [..] of one sequence; absent where the layer has no such memory. */
+TR_API tr_view   tr_state_slot(const tr_state *s, int64_t layer, tr_state_kind k, int64_t seq);
+/* Copies only what is overwritten. rewind: TR_ERR_ARG if a sequence holds fewer tokens than it
+ * did. */
+TR_API tr_status tr_state_mark(tr_state *s, tr_mark *m);                /* remembers now */
+TR_API tr_status tr_state_rewind(tr_state *s, const tr_mark *m);        /* back to then; m stays */
+TR_API void      tr_mark_free(tr_state *s, tr_mark *m);
+
+/* ============================================================================
+ * 28. The model {model}
+ *
+ * Tensors bound to layers, and the one function that all families pass through.
+ * ========================================================================= */
+
+typedef struct tr_profile {     /* what is rounded where */
+    const char *name;
+    tr_dtype    act;            /* type of activations and state */
+    tr_ops    (*ops)(void);
+    int         expanded;       /* MLA expands keys and values (and can show kv_b_proj) */
+} tr_profile;
+
+TR_API int64_t           tr_profile_count(void);
+TR_API const tr_profile *tr_profile_get(int64_t i);
+TR_API const tr_profile *tr_profile_find(const char *name);     /* NULL: unknown */
+
+typedef struct tr_model_opts {
+    int64_t first, layers;      /* open layers [first, first + layers); layers 0: to the end */
+    int     lenient;            /* trailing bytes and holes in shards are warnings */
+    tr_config_opts config;
+} tr_model_opts;
+
+typedef struct tr_layer {
+    int64_t index;
+    tr_layer_cfg kind;
+    tr_weight w[TR_W_COUNT];                        /* linear weights; format NULL: absent */
+    tr_view   vec[TR_W_COUNT];                      /* vectors, widened to F64 */
+    const tr_weight_spec *spec[TR_W_COUNT];         /* NULL: absent */
+    tr_weight *expert[3];                           /* gate, up, down: [E] each, owned */
+} tr_layer;
+
+typedef struct tr_model {
+    tr_ctx    *ctx;
+    tr_config  cfg;
+    tr_shards  shards;
+    int64_t    first, layers;                       /* the part that is open */
+    tr_layer   top;                                 /* embedding, final norm, head */
+    tr_layer  *layer;                               /* [layers] */
+    int        dry;                                 /* from a config alone: nothing to read */
+    void      *vectors;  size_t vector_bytes;       /* the widened vectors, owned */
+} tr_model;
+
+/* Opens, checks and binds DIR. Reads headers and small vectors; large weights stay in place.
+ * opts may be NULL: all layers. On failure *out is NULL, and the message names file, tensor or
+ * key. A model may serve several runs, one after another; it must outlive them. */
+TR_API tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir,
+                               const tr_model_opts *opts);
+/* A model without weights, for plans. Takes c over, also on failure. */
+TR_API tr_status tr_model_new_dry(tr_ctx *ctx, tr_model **out, tr_config *c);
+TR_API void      tr_model_close(tr_model *m);
+
+/* What flows between layers: the running sum and, for attention residuals, the block sums. */
+typedef struct tr_hidden {
+    tr_view h;                  /* [N, D] */
+    tr_view snaps;              /* [n_max, N, D] */
+    int64_t n;                  /* block sums held */
+} tr_hidden;
+TR_API int64_t tr_hidden_snaps(const tr_config *c, int64_t layer);  /* held before that layer */
+
+typedef enum tr_logits_kind { TR_LOGITS_LAST, TR_LOGITS_ALL, TR_LOGITS_NONE } tr_logits_kind;
+
+typedef struct tr_run_opts {
+    const tr_profile *profile;
+    const tr_ops *ops;          /* NULL: the profile's; copied */
+    int64_t B;                  /* sequences */
+    int64_t max_tokens;         /* of all sequences in one call */
+    int64_t capacity;           /* tokens a sequence can hold */
+    tr_logits_kind logits;
+    tr_tap_fn tap;  void *tap_user;                 /* NULL: none */
+    const char *const *globs;  int64_t n_globs;     /* which taps; none: the default set */
+} tr_run_opts;
+/* oracle, one sequence, 64 tokens a call, capacity 1024, last logits. */
+TR_API tr_run_opts tr_run_opts_default(void);
+
+typedef struct tr_run {         /* a model being run: state, workspace, options */
+    tr_ctx   *ctx;
+    tr_model *model;
+    tr_run_opts opts;
+    tr_ops    ops;
+    tr_state  state;
+    tr_arena  arena;
+    tr_hidden hidden;
+    tr_view   x, a;             /* [N, D]: what a sublayer reads, what it returns */
+    tr_view   logits;           /* [B or N, V] */
+    tr_view   pos;              /* I64 [N] */
+    tr_view   inv_freq;  double rope_mult;
+    const tr_batch *batch;      /* of the call in progress */
+    int64_t   N;
+    int       empty;            /* the running sum was just pushed and holds nothing */
+    const tr_layer *layer;      /* where it is, for names; NULL outside the layers */
+    const char *doing;          /* the module being computed, after the layer's prefix */
+    int32_t  *piece_ids;  int64_t *piece_T;         /* of tr_prefill */
+    size_t    fixed_bytes;      /* of the arena: what lives between calls */
+} tr_run;
+
+/* Takes all memory that forwards need, measured by a dry run; a forward takes none. opts is
+ * copied, what its pointers point to must outlive the run. TR_ERR_ARG for sizes below 1, a table
+ * with a missing entry, a model without weights; on failure *out is NULL. NULL may be freed. */
+TR_API tr_status tr_run_new (tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *opts);
+TR_API void      tr_run_free(tr_run *r);
+
+/* Runs b through the open layers; state grows by b->T. in: [N, D] views, needed if the model starts
+ * after layer 0, else NULL. Leaves r->hidden, whose first N rows are this call's, and, if the model
+ * ends with its last layer, r->logits. What is wrong with the arguments is told before anything
+ * changes. If an operator fails the state is spoilt (state.spoilt) and must be rewound or reset
+ * before the next call. */
+TR_API tr_status tr_forward(tr_run *r, const tr_batch *b, const tr_hidden *in);
+/* The page everything leads to: one layer, two sublayers, from r->hidden to r->hidden. For use
+ * inside a forward, which sets up the call. */
+TR_API tr_status tr_layer_forward(tr_run *r, tr_layer *ly);
+/* Hands every piece of state to the tap as state.layers.N.KIND, sequence by sequence. */
+TR_API tr_status tr_tap_state(tr_run *r);
+
+/* ============================================================================
+ * 29. Plans {plan}
+ *
+ * How much, before anything is allocated: a dry run of the same engine over a table of operators
+ * that only counts.
+ * ========================================================================= */
+
+typedef struct tr_plan_op {     /* one operator call of the dry run */
+    int64_t  layer;             /* -1: outside the layers */
+    const char *op;             /* name of the entry */
+    const char *name;           /* its weight or module, after the layer's prefix; "": between */
+    tr_view  y;                 /* shape and type of the result */
+    int64_t  weight_params;     /* read by it */
+    double   flops;             /* multiplications and additions of products */
+} tr_plan_op;
+
+typedef struct tr_plan_layer {
+    int64_t  index;  tr_layer_cfg kind;
+    int64_t  tensors, params, active;   size_t bytes;
+    size_t   state_bytes_token, state_bytes_seq;
+} tr_plan_layer;
+
+typedef struct tr_plan {
+    int64_t  tensors, params, active_params;    /* active: one token, with the head, without the
+                                                   embedding table */
+    size_t   bytes;                             /* of all tensors */
+    size_t   vectors, state, activations, workspace;    /* of a run with the given sizes */
+    tr_plan_layer *layer;  int64_t layers;      /* owned */
+    tr_plan_op    *op;     int64_t ops;         /* owned */
+} tr_plan;
+
+/* m may be dry. opts as for tr_run_new; taps are not asked. On failure *out is empty, which may be
+ * freed. Names in the plan are the tables' and m's: m must outlive it. */
+TR_API tr_status tr_plan_model(tr_ctx *ctx, tr_plan *out, tr_model *m, const tr_run_opts *opts);
+TR_API void      tr_plan_free(tr_ctx *ctx, tr_plan *p);
+
+/* ============================================================================
+ * 30. Generation {gen}
+ *
+ * Prompts in, token ids out, one forward after another. A prompt may come in any pieces: the bits
+ * do not depend on where it was cut.
+ * ========================================================================= */
+
+/* The prompts in pieces of opts.max_tokens / B each; leaves the logits of each one's last token
+ * (TR_LOGITS_LAST), or those of the last piece (TR_LOGITS_ALL; a tap sees all of them). */
+TR_API tr_status tr_prefill(tr_run *r, const tr_batch *b);
+TR_API int32_t   tr_argmax(tr_view logits_row);     /* ties to the lower index; -1 if any is NaN */
+/* Greedy: prefill, then n tokens; out [n], -1 from the first that failed. One sequence; the run's
+ * state must be empty or hold what came before the prompt. */
+TR_API tr_status tr_generate(tr_run *r, const int32_t *prompt, int64_t T, int64_t n, int32_t *out);
+
+/* ============================================================================
+ * 31. Golden outputs {golden}
+ *
+ * Taps collected over a whole prompt, in model order and in the vendor's layout, and the hash by
+ * which two of them are compared at a glance.
+ * ========================================================================= */
+
+typedef struct tr_sha256 { uint32_t h[8]; uint64_t bytes; unsigned char buf[64]; } tr_sha256;
+TR_API void tr_sha256_init  (tr_sha256 *s);
+TR_API void tr_sha256_update(tr_sha256 *s, const void *data, size_t n);
+TR_API void tr_sha256_hex   (tr_sha256 *s, char out[65]);       /* ends it */
+
+typedef struct tr_golden_item tr_golden_item;
+typedef struct tr_golden {
+    int64_t  B, T;              /* sequences; longest prompt */
+    int64_t *lengths;           /* [B], owned */
+    tr_golden_item *item;  int64_t n, cap;      /* in model order */
+    int64_t  next;              /* where the search for the next tap starts */
+} tr_golden;
+
+/* lengths [B] is copied. find: the tensor of that name, absent if there is none; g's own. write:
+ * all of them in order, and lengths I64 [B] if the batch is ragged; as tr_st_write. */
+TR_API tr_status tr_golden_new (tr_ctx *ctx, tr_golden *g, int64_t B, const int64_t *lengths);
+TR_API void      tr_golden_free(tr_ctx *ctx, tr_golden *g);
+TR_API tr_status tr_golden_tap (void *golden, tr_ctx *ctx, const tr_tap *tap);  /* a tr_tap_fn */
+TR_API tr_view   tr_golden_find(const tr_golden *g, const char *name);
+/* SHA-256 over the little-endian bytes of a contiguous view. Every NaN of F64, F32, BF16 and F16
+ * counts as the quiet one: 0x7ff8000000000000, 0x7fc00000, 0x7fc0, 0x7e00. */
+TR_API void      tr_view_sha256(tr_view v, char out[65]);
+TR_API tr_status tr_golden_write(tr_ctx *ctx, const tr_golden *g, const char *path,
+                                 const tr_st_meta_item *meta, int64_t n_meta);
+
+/* ============================================================================
+ * 32. Differences {bar}
+ *
+ * How far apart two tensors are, in numbers that mean the same for every tensor of every model.
+ * ========================================================================= */
+
+typedef struct tr_diff {
+    int64_t n;                          /* elements */
+    int64_t nan_a, nan_b, inf_a, inf_b;
+    int64_t nan_one_side;               /* NaN in one of them only: a difference */
+    double  max_abs, max_b, max_rel;    /* max|a-b|, max|b|, their ratio */
+    double  rms_ratio;                  /* rms(a-b) / rms(b) */
+    double  cosine;
+    int64_t worst;  double worst_a, worst_b;    /* where max_abs is; -1: nothing compared */
+    int64_t equal;                      /* elements that are equal */
+} tr_diff;
+
+/* Element by element in storage order; shapes may differ if the counts do not ([1, T, D] and
+ * [T, D]), else TR_ERR_SHAPE. NaN and infinities stay out of rms and cosine. */
+TR_API tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b);
+
+/* ============================================================================
+ * 33. Self-test {self}
+ *
+ * What this build is, and whether this machine's arithmetic is the one that the numbers stand on.
+ * The first thing that a bug report should hold.
+ * ========================================================================= */
+
+typedef struct tr_build {
+    const char *version, *contract, *compiler, *arch;
+    int openmp, threads, mmap;
+} tr_build;
+
+TR_API tr_build  tr_build_info(const tr_ctx *ctx);
+/* Rounding mode, subnormals, no contraction, known answers of formats. Names what failed. */
+TR_API tr_status tr_selftest(tr_ctx *ctx);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TRILLION_H */
+
+/* ==== Part two: implementation. Readers of the interface may stop here. ====================== */
+
+#if defined(TRILLION_IMPLEMENTATION) && !defined(TRILLION_IMPLEMENTED)
+#define TRILLION_IMPLEMENTED
+
+#include <errno.h>
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(_OPENMP) && !TR_NO_OPENMP
+#include <omp.h>
+#endif
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "trillion.h: fast-math breaks NaN, infinities and order; compile without it"
+#endif
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
+#error "trillion.h: needs FLT_EVAL_METHOD 0 (on 32-bit x86: -msse2 -mfpmath=sse)"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "trillion.h: checkpoints are little-endian and read in place; so must the machine be"
+#endif
+
+#ifndef TR_ASSERT
+#define TR_ASSERT(c) ((void)0)
+#endif
+
+#define TRI_TRY(e) do { tr_status tri_s = (e); if (tri_s != TR_OK) return tri_s; } while (0)
+
+/* From {os}, whose bodies stand at the end so that no reader of a layer meets a system. */
+static tr_status tri_os_map(tr_ctx *ctx, const char *path, unsigned char **map, size_t *bytes);
+static void      tri_os_unmap(tr_ctx *ctx, unsigned char *map, size_t bytes);
+typedef tr_status (*tri_os_name_fn)(void *user, tr_ctx *ctx, const char *name);
+static tr_status tri_os_list(tr_ctx *ctx, const char *dir, tri_os_name_fn fn, void *user);
+static int       tri_os_is_dir(const char *path);
+static int       tri_os_rename(const char *from, const char *to, const char *aside);
+typedef enum tri_kind { TRI_NOTHING, TRI_FILE, TRI_DIR, TRI_OTHER } tri_kind;
+static tri_kind  tri_os_kind(const char *path, uint64_t *bytes);
+static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what);  /* says errno */
+
+#endif /* TRILLION_IMPLEMENTATION */
+
+/*
+ * MIT License
+ *
+ * Copyright (c) 2026 The Trillion authors
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy
+ * of this software and associated documentation files (the "Software"), to deal
+ * in the Software without restriction, including without limitation the rights
+ * to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ * copies of the Software, and to permit persons to whom the Software is
+ * furnished to do so, subject to the following conditions:
+ *
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ * FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ * AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ * LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ * SOFTWARE.
+ */

@@ -1498,6 +1498,477 @@ typedef enum tri_kind { TRI_NOTHING, TRI_FILE, TRI_DIR, TRI_OTHER } tri_kind;
 static tri_kind  tri_os_kind(const char *path, uint64_t *bytes);
 static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what);  /* says errno */
 
+/* ============================================================================
+ * 1. Errors {err}
+ *
+ * A failure is a kind and a sentence. The kind goes up as the return value; the sentence is written
+ * once, into the context, where the numbers are known, and whoever hands the failure on puts in
+ * front what it knows: "model-00003.safetensors: tensor "a.weight": shape [3, 4] ...". Success
+ * clears nothing, so a sentence means something only after a failure.
+ *
+ * Traps. A sentence quotes names from files, which may hold a %: it is an argument, never a format.
+ * Who has no context, because there was no memory for one, still gets a sentence from tr_err_last.
+ * ========================================================================= */
+
+#define TRI_ERR_BYTES 1024
+
+struct tr_ctx {
+    tr_ctx_opts opts;
+    size_t bytes, peak;             /* allocated now, most ever */
+    tr_act *acts;  int64_t n_acts;  /* registered by the caller */
+    char   err[TRI_ERR_BYTES];
+};
+
+const char *tr_status_str(tr_status s)
+{
+#define TRI_TEXT(name, text) text,
+    static const char *const text[] = { TR_STATUS_LIST(TRI_TEXT) };
+#undef TRI_TEXT
+    return (int)s >= 0 && s < TR_STATUS_COUNT ? text[s] : "unknown status";
+}
+
+const char *tr_err_last(const tr_ctx *ctx) { return ctx ? ctx->err : "out of memory"; }
+void        tr_err_clear(tr_ctx *ctx) { ctx->err[0] = 0; }
+
+/* A name of a file or tensor may hold anything; a message is one line that moves no cursor. */
+static void tri_one_line(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f) *s = '?';
+}
+
+tr_status tr_fail(tr_ctx *ctx, tr_status s, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(ctx->err, sizeof ctx->err, fmt, ap);
+    va_end(ap);
+    tri_one_line(ctx->err);
+    return s;
+}
+
+tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...)
+{
+    char tail[TRI_ERR_BYTES];
+    va_list ap;
+    size_t n;
+    memcpy(tail, ctx->err, sizeof tail);
+    va_start(ap, fmt);
+    vsnprintf(ctx->err, sizeof ctx->err, fmt, ap);
+    va_end(ap);
+    n = strlen(ctx->err);
+    snprintf(ctx->err + n, sizeof ctx->err - n, ": %s", tail);
+    tri_one_line(ctx->err);
+    return s;
+}
+
+/* ============================================================================
+ * 2. Context {ctx}
+ *
+ * Takes one hook in the manner of realloc, and gives zeroed blocks that begin on a cache line. A
+ * block carries its own origin, so that the hook hears the old size and the context knows what it
+ * holds:
+ *
+ *     raw                  p - sizeof(tri_block)   p, a multiple of 64
+ *      |  0 to 63 bytes     |  raw, raw_bytes       |  what the caller gets, zeroed  |
+ *
+ * An arena is the other way to have memory: one block, handed out by moving a mark up and given
+ * back by moving it down. What a step of the model needs is measured on an arena without a block
+ * first.
+ *
+ * Traps. Sizes are products of numbers from files; a product that wraps allocates little and is
+ * written as much, so none is formed without a check. 0 bytes are NULL and no failure, as malloc
+ * leaves it open.
+ * ========================================================================= */
+
+/* Every block has this before it, so that the hook can be told the old size; 64 bytes keep the
+ * payload on a cache line. */
+typedef struct tri_block { void *raw; size_t raw_bytes; } tri_block;
+#define TRI_ALIGN 64
+
+static void *tri_malloc(void *user, void *ptr, size_t old_bytes, size_t new_bytes)
+{
+    (void)user; (void)old_bytes;
+    if (new_bytes == 0) { free(ptr); return NULL; }
+    return realloc(ptr, new_bytes);
+}
+
+tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
+{
+    tr_ctx_opts o;
+    tr_ctx *ctx;
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    if (!o.alloc) o.alloc = tri_malloc;
+    *out = NULL;
+    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, sizeof *ctx);
+    if (!ctx) return TR_ERR_MEMORY;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->opts = o;
+    *out = ctx;
+    return TR_OK;
+}
+
+void tr_ctx_free(tr_ctx *ctx)
+{
+    if (!ctx) return;
+    tr_free(ctx, ctx->acts);
+    ctx->opts.alloc(ctx->opts.alloc_user, ctx, sizeof *ctx, 0);
+}
+
+void tr_warn(tr_ctx *ctx, const char *fmt, ...)
+{
+    char line[TRI_ERR_BYTES];
+    va_list ap;
+    if (!ctx->opts.log) return;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    tri_one_line(line);
+    ctx->opts.log(ctx->opts.log_user, line);
+}
+
+tr_status tr_alloc(tr_ctx *ctx, void **out, size_t bytes)
+{
+    size_t raw_bytes;
+    unsigned char *raw, *p;
+    tri_block b;
+    *out = NULL;
+    if (bytes == 0) return TR_OK;
+    TRI_TRY(tr_size_add(ctx, &raw_bytes, bytes, sizeof b + TRI_ALIGN));
+    raw = (unsigned char *)ctx->opts.alloc(ctx->opts.alloc_user, NULL, 0, raw_bytes);
+    if (!raw) return tr_fail(ctx, TR_ERR_MEMORY, "out of memory: %llu bytes asked for",
+                             (unsigned long long)raw_bytes);
+    p = raw + sizeof b;
+    p += (TRI_ALIGN - (uintptr_t)p % TRI_ALIGN) % TRI_ALIGN;
+    b.raw = raw;
+    b.raw_bytes = raw_bytes;
+    memcpy(p - sizeof b, &b, sizeof b);
+    memset(p, 0, bytes);
+    ctx->bytes += raw_bytes;
+    if (ctx->bytes > ctx->peak) ctx->peak = ctx->bytes;
+    *out = p;
+    return TR_OK;
+}
+
+void tr_free(tr_ctx *ctx, void *ptr)
+{
+    tri_block b;
+    if (!ptr) return;
+    memcpy(&b, (unsigned char *)ptr - sizeof b, sizeof b);
+    ctx->bytes -= b.raw_bytes;
+    ctx->opts.alloc(ctx->opts.alloc_user, b.raw, b.raw_bytes, 0);
+}
+
+size_t tr_ctx_bytes(const tr_ctx *ctx) { return ctx->bytes; }
+size_t tr_ctx_peak_bytes(const tr_ctx *ctx) { return ctx->peak; }
+
+tr_status tr_size_add(tr_ctx *ctx, size_t *out, size_t a, size_t b)
+{
+    *out = 0;
+    if (b > SIZE_MAX - a)
+        return tr_fail(ctx, TR_ERR_RANGE, "size overflows: %llu + %llu bytes",
+                       (unsigned long long)a, (unsigned long long)b);
+    *out = a + b;
+    return TR_OK;
+}
+
+tr_status tr_size_mul(tr_ctx *ctx, size_t *out, size_t a, size_t b)
+{
+    *out = 0;
+    if (a && b > SIZE_MAX / a)
+        return tr_fail(ctx, TR_ERR_RANGE, "size overflows: %llu times %llu",
+                       (unsigned long long)a, (unsigned long long)b);
+    *out = a * b;
+    return TR_OK;
+}
+
+/* [n] zeroed elements of elem bytes, product checked; n < 0 is a bug of the caller. */
+static tr_status tri_alloc_n(tr_ctx *ctx, void **out, int64_t n, size_t elem)
+{
+    size_t bytes;
+    *out = NULL;
+    TR_ASSERT(n >= 0);
+    TRI_TRY(tr_size_mul(ctx, &bytes, (size_t)n, elem));
+    return tr_alloc(ctx, out, bytes);
+}
+
+/* Grows *p from used to at least `used + 1` elements by doubling; *cap is its size. */
+static tr_status tri_grow(tr_ctx *ctx, void **p, int64_t *cap, int64_t used, size_t elem)
+{
+    void *q;
+    int64_t n = *cap ? *cap : 16;
+    if (used < *cap) return TR_OK;
+    while (n <= used) {
+        if (n > INT64_MAX / 2)
+            return tr_fail(ctx, TR_ERR_RANGE, "a list of %lld entries is too long",
+                           (long long)used);
+        n *= 2;
+    }
+    TRI_TRY(tri_alloc_n(ctx, &q, n, elem));
+    if (*p) memcpy(q, *p, (size_t)used * elem);
+    tr_free(ctx, *p);
+    *p = q;
+    *cap = n;
+    return TR_OK;
+}
+
+/* Are the n bytes at s this word? */
+static int tri_is(const char *word, const char *s, size_t n)
+{
+    return strlen(word) == n && !memcmp(word, s, n);
+}
+
+static tr_status tri_strdup(tr_ctx *ctx, char **out, const char *s, size_t n)
+{
+    void *p;
+    *out = NULL;
+    TRI_TRY(tr_alloc(ctx, &p, n + 1));
+    if (n) memcpy(p, s, n);
+    *out = (char *)p;
+    return TR_OK;
+}
+
+/* Text that grows. After the first failure nothing more happens, and status keeps it, so a writer
+ * looks once, at the end. */
+typedef struct tri_text { tr_ctx *ctx; char *s; size_t n, cap; tr_status status; } tri_text;
+
+static TR_PRINTF(2, 3) void tri_text_add(tri_text *t, const char *fmt, ...)
+{
+    va_list ap;
+    size_t n;
+    void *p;
+    if (t->status != TR_OK) return;
+    va_start(ap, fmt);
+    n = (size_t)vsnprintf(t->s ? t->s + t->n : NULL, t->cap - t->n, fmt, ap);
+    va_end(ap);
+    if (t->n + n >= t->cap) {
+        size_t cap = 2 * (t->n + n + 1);
+        t->status = tr_alloc(t->ctx, &p, cap);
+        if (t->status != TR_OK) return;
+        if (t->n) memcpy(p, t->s, t->n);
+        tr_free(t->ctx, t->s);
+        t->s = (char *)p;
+        t->cap = cap;
+        va_start(ap, fmt);
+        vsnprintf(t->s + t->n, cap - t->n, fmt, ap);
+        va_end(ap);
+    }
+    t->n += n;
+}
+
+static tri_text tri_text_begin(tr_ctx *ctx)
+{
+    tri_text t;
+    memset(&t, 0, sizeof t);
+    t.ctx = ctx;
+    return t;
+}
+
+/* *out is owned, NULL on failure. */
+static tr_status tri_text_end(tri_text *t, char **out)
+{
+    if (t->status != TR_OK) tr_free(t->ctx, t->s);
+    *out = t->status == TR_OK ? t->s : NULL;
+    return t->status;
+}
+
+/* a, b and c in one string, owned. */
+static tr_status tri_concat(tr_ctx *ctx, char **out, const char *a, const char *b, const char *c)
+{
+    tri_text t = tri_text_begin(ctx);
+    tri_text_add(&t, "%s%s%s", a, b, c);
+    return tri_text_end(&t, out);
+}
+
+tr_status tr_arena_new(tr_ctx *ctx, tr_arena *a, size_t bytes)
+{
+    void *p;
+    memset(a, 0, sizeof *a);
+    TRI_TRY(tr_alloc(ctx, &p, bytes));
+    a->base = (unsigned char *)p;
+    a->cap = bytes;
+    return TR_OK;
+}
+
+void tr_arena_free(tr_ctx *ctx, tr_arena *a)
+{
+    tr_free(ctx, a->base);
+    memset(a, 0, sizeof *a);
+}
+
+tr_status tr_arena_push(tr_ctx *ctx, tr_arena *a, void **out, size_t bytes)
+{
+    size_t end;
+    *out = NULL;
+    TRI_TRY(tr_size_add(ctx, &end, bytes, TRI_ALIGN - 1));
+    end = end / TRI_ALIGN * TRI_ALIGN;
+    TRI_TRY(tr_size_add(ctx, &end, end, a->used));
+    if (a->base && end > a->cap)
+        return tr_fail(ctx, TR_ERR_FULL, "workspace: %llu bytes on top of %llu exceed the planned "
+                       "%llu", (unsigned long long)bytes, (unsigned long long)a->used,
+                       (unsigned long long)a->cap);
+    if (a->base) *out = a->base + a->used;
+    a->used = end;
+    if (end > a->peak) a->peak = end;
+    return TR_OK;
+}
+
+size_t tr_arena_mark(const tr_arena *a) { return a->used; }
+void   tr_arena_rewind(tr_arena *a, size_t mark) { a->used = mark; }
+
+/* ============================================================================
+ * 36. The system {os}
+ *
+ * Everything that differs between systems: what a path is, a file as memory, the names in a
+ * folder, one file put in the place of another. POSIX and Windows; nothing here needs a feature
+ * macro, so that -std=c11 is enough.
+ *
+ * Traps: a mapping of no bytes is an error on every system, an empty file is not. fread of more
+ * than 2^31 bytes at once fails on some. A file that another program shortens while it is mapped
+ * ends this one (SIGBUS): replace files by rename, as tr_st_write does.
+ * ========================================================================= */
+
+#include <dirent.h>
+#include <sys/stat.h>
+#if !defined(_WIN32) && !TR_NO_MMAP
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+/* What path leads to (links followed), and the size of a file. errno tells why nothing. */
+static tri_kind tri_os_kind(const char *path, uint64_t *bytes)
+{
+#if defined(_WIN32)
+    struct _stat64 st;
+    int bad = _stat64(path, &st);
+#else
+    struct stat st;
+    int bad = stat(path, &st);
+#endif
+    *bytes = 0;
+    if (bad) return TRI_NOTHING;
+    if (S_ISDIR(st.st_mode)) return TRI_DIR;
+    if (!S_ISREG(st.st_mode)) return TRI_OTHER;
+    *bytes = (uint64_t)st.st_size;
+    return TRI_FILE;
+}
+
+static int tri_os_is_dir(const char *path)
+{
+    uint64_t bytes;
+    return tri_os_kind(path, &bytes) == TRI_DIR;
+}
+
+static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what)
+{
+    return tr_fail(ctx, TR_ERR_IO, "%s: %s: %s", path, what, strerror(errno));
+}
+
+#if defined(_WIN32) || TR_NO_MMAP
+
+static tr_status tri_os_read(tr_ctx *ctx, const char *path, unsigned char **map, size_t bytes)
+{
+    FILE *f = fopen(path, "rb");
+    size_t at = 0, n = 1;
+    void *p;
+    tr_status s;
+    if (!f) return tri_os_fail(ctx, path, "cannot be opened");
+    s = tr_alloc(ctx, &p, bytes);
+    *map = (unsigned char *)p;
+    for (; s == TR_OK && at < bytes && n > 0; at += n)
+        n = fread(*map + at, 1, bytes - at < (1u << 28) ? bytes - at : 1u << 28, f);
+    if (s == TR_OK && at < bytes)
+        s = tr_fail(ctx, TR_ERR_IO, "%s: only %llu of %llu bytes could be read", path,
+                    (unsigned long long)at, (unsigned long long)bytes);
+    fclose(f);
+    if (s != TR_OK) { tr_free(ctx, *map); *map = NULL; }
+    return s;
+}
+
+static void tri_os_unmap(tr_ctx *ctx, unsigned char *map, size_t bytes)
+{
+    (void)bytes;
+    tr_free(ctx, map);
+}
+
+#else
+
+static tr_status tri_os_read(tr_ctx *ctx, const char *path, unsigned char **map, size_t bytes)
+{
+    int fd = open(path, O_RDONLY);
+    void *p;
+    tr_status s = TR_OK;
+    if (fd < 0) return tri_os_fail(ctx, path, "cannot be opened");
+    p = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (p == MAP_FAILED) s = tri_os_fail(ctx, path, "cannot be mapped");
+    else *map = (unsigned char *)p;
+    close(fd);                          /* the mapping stays */
+    return s;
+}
+
+static void tri_os_unmap(tr_ctx *ctx, unsigned char *map, size_t bytes)
+{
+    (void)ctx;
+    if (map) munmap(map, bytes);
+}
+
+#endif
+
+/* The bytes of a file, to be read only, until tri_os_unmap. *map is NULL on failure. */
+static tr_status tri_os_map(tr_ctx *ctx, const char *path, unsigned char **map, size_t *bytes)
+{
+    uint64_t n;
+    tri_kind kind = tri_os_kind(path, &n);
+    *map = NULL;
+    *bytes = 0;
+    if (kind == TRI_NOTHING) return tri_os_fail(ctx, path, "cannot be opened");
+    if (kind == TRI_DIR) return tr_fail(ctx, TR_ERR_IO, "%s: is a folder, not a file", path);
+    if (kind == TRI_OTHER) return tr_fail(ctx, TR_ERR_IO, "%s: is not a regular file", path);
+    if (n == 0) return tr_fail(ctx, TR_ERR_FORMAT, "%s: is empty", path);
+    if (n > SIZE_MAX / 2)
+        return tr_fail(ctx, TR_ERR_IO, "%s: %llu bytes are too many for this machine", path,
+                       (unsigned long long)n);
+    TRI_TRY(tri_os_read(ctx, path, map, (size_t)n));
+    *bytes = (size_t)n;
+    return TR_OK;
+}
+
+/* fn for every name in dir but "." and "..", in the system's order; ends with fn's failure. */
+static tr_status tri_os_list(tr_ctx *ctx, const char *dir, tri_os_name_fn fn, void *user)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    tr_status s = TR_OK;
+    if (!d) return tri_os_fail(ctx, dir, "cannot be listed");
+    while (s == TR_OK && (errno = 0, e = readdir(d)) != NULL)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..")) s = fn(user, ctx, e->d_name);
+    if (s == TR_OK && errno) s = tri_os_fail(ctx, dir, "cannot be listed");
+    closedir(d);
+    return s;
+}
+
+/* Puts `from` in the place of `to`, which may exist; 0 if done, else errno tells. Windows renames
+ * onto nothing only, so there the old file steps aside and comes back if need be. */
+static int tri_os_rename(const char *from, const char *to, const char *aside)
+{
+#if defined(_WIN32)
+    uint64_t n;
+    int bad;
+    if (tri_os_kind(to, &n) == TRI_NOTHING) return rename(from, to);
+    remove(aside);
+    if (rename(to, aside)) return -1;
+    bad = rename(from, to);
+    if (bad) rename(aside, to);
+    else remove(aside);
+    return bad;
+#else
+    (void)aside;
+    return rename(from, to);
+#endif
+}
+
 #endif /* TRILLION_IMPLEMENTATION */
 
 /*

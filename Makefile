@@ -1,0 +1,79 @@
+# Trillion. The library is trillion.h alone; this builds the programs around it. `make` lists what
+# there is. CC, CFLAGS and LDFLAGS may be given: the flags that the contract needs are added.
+
+CC      ?= cc
+CFLAGS  ?= -O2 -g
+CASES   ?=
+SECONDS ?= 60
+
+# Plain c11 hides pread; contraction would fuse multiply and add behind the contract's back.
+NUMERIC := -std=c11 -D_POSIX_C_SOURCE=200809L -ffp-contract=off
+WARN    := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion \
+           -Wvla -Wundef -Wcast-qual -Wwrite-strings -Wstrict-prototypes -Wmissing-prototypes
+# Asked once and only when something is compiled; clang often has the flag without the library.
+OPENMP   = $(eval OPENMP := $(shell sh tests/openmp.sh $(CC)))$(OPENMP)
+BUILD    = $(CC) $(CFLAGS) $(LEVEL) $(NUMERIC) $(WARN) $(OPENMP) -I.
+# V=1 shows whole commands.
+ifndef V
+.SILENT:
+endif
+
+TESTS    := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c tests/e2e*.c))
+EXAMPLES := $(patsubst %.c,build/%,$(wildcard examples/*.c))
+LONG     := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/long_*.c))
+SCRIPTS  := $(wildcard tests/test_*.sh)
+FIRST    := $(filter setup,$(MAKECMDGOALS))     # `make setup check` installs before it compiles
+
+ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j2
+endif
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check check-long check-mutants check-real fuzz examples docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
+
+setup: ## install the compiler if it is missing (apt), or say what to install
+	@CC='$(CC)' sh tools/setup.sh
+
+demo: build/trillion ## audit, golden, compare and greedy ids of a small Kimi K3
+	@sh tools/demo.sh
+
+check: build/trillion $(TESTS) ## run every test, no network, minutes (CASES=DIR: more cases)
+	@CC='$(CC)' CASES='$(CASES)' sh tests/check.sh $(TESTS) $(SCRIPTS)
+
+# Tests are compiled often and run once: -O1 takes half of the time.
+$(TESTS): LEVEL = -O1
+$(LONG): LEVEL = -O3 -march=native
+
+check-long: $(LONG) ## every binary32 number through every elementary function (minutes)
+	@nice sh tests/check.sh $(LONG)
+
+check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
+	@CC='$(CC)' sh tests/mutants.sh
+
+check-real: build/trillion ## real weights against transformers (downloads packages)
+	@bash tests/real/check_real.sh
+
+fuzz: $(FIRST) ## feed the readers broken files, SECONDS=60 each, with sanitizers
+	@CC='$(CC)' sh tests/fuzz.sh $(SECONDS)
+
+examples: $(EXAMPLES) ## compile examples/ into build/examples/
+
+docs: build/trillion $(EXAMPLES) ## recompute every number and snippet of docs/
+	@CC='$(CC)' sh tests/test_docs.sh
+
+clean: ## remove build/
+	rm -rf build
+
+build/trillion: tools/trillion.c trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  CC $@"
+	$(BUILD) -o $@ $< $(LDFLAGS) -lm
+
+build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  CC $@"
+	$(BUILD) -o $@ $< $(LDFLAGS) -lm
+
+build/examples/%: examples/%.c trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  CC $@"
+	$(BUILD) -o $@ $< $(LDFLAGS) -lm

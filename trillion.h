@@ -1818,6 +1818,614 @@ size_t tr_arena_mark(const tr_arena *a) { return a->used; }
 void   tr_arena_rewind(tr_arena *a, size_t mark) { a->used = mark; }
 
 /* ============================================================================
+ * 3. Numbers {num}
+ *
+ * A float is a sign S, an exponent field X of e bits and a mantissa field M of m bits. One rule
+ * reads them all, from binary64 down to the four bits of e2m1:
+ *
+ *     X > 0    (-1)^S  2^(X - bias)  (1 + M / 2^m)     normal: the leading 1 is not stored
+ *     X = 0    (-1)^S  2^(1 - bias)  (0 + M / 2^m)     subnormal: the last spacing, down to 0
+ *
+ *     f64     s eeeeeeeeeee mmmmmmmm .. 52 .. mmmmmmmm      bias 1023
+ *     f32     s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm            bias 127
+ *     bf16    s eeeeeeee mmmmmmm                            bias 127, the upper half of f32
+ *     f16     s eeeee mmmmmmmmmm                            bias 15
+ *     e5m2    s eeeee mm                                    bias 15, the upper half of f16
+ *     e4m3    s eeee mmm                                    bias 7
+ *     e2m1    s ee m                                        bias 1
+ *     e8m0      eeeeeeee                                    bias 127, the power of two alone
+ *
+ * Without its sign a code is an integer that grows with the value, so that "one step up" is "plus
+ * one", a carry out of the mantissa is the right exponent, and overflow is a code past the largest.
+ * The formats differ in what they keep there:
+ *
+ *     f32, bf16, f16, e5m2    X all ones: infinity when M is 0, else NaN
+ *     e4m3                    no infinity; 1111.111 alone is NaN, so the largest is 1.75 2^8 = 448
+ *     e2m1                    neither; the largest is 1.5 2^2 = 6
+ *     e8m0                    no sign, no zero; 255 is NaN
+ *
+ * Widening gives one NaN, 0x7fc00000; narrowing gives the format's quiet NaN with the sign kept.
+ *
+ * Traps. Rounding a binary64 to binary32 and then to bf16 is not rounding it to bf16: 1 + 2^-8 +
+ * 2^-30 first falls onto the tie 1 + 2^-8, then to 1, though 1 + 2^-7 is nearer; so everything
+ * narrows from binary64 in one step. Rounding a NaN to bf16 by adding 0x7fff makes an infinity of
+ * it, or -0. Code 0 of e8m0 is 2^-127, a subnormal binary32, and not what 0 << 23 says. OCP's e4m3
+ * is not IEEE's, whose largest is 240, and not the "fnuz" kind, whose bias is 8.
+ * ========================================================================= */
+
+static const tr_dtype_info tri_dtypes[TR_DTYPE_COUNT] = {
+    { "F64",     64, 1 }, { "F32",     32, 1 }, { "F16",     16, 1 }, { "BF16",    16, 1 },
+    { "F8_E4M3",  8, 1 }, { "F8_E5M2",  8, 1 }, { "F4",       4, 1 }, { "F8_E8M0",  8, 1 },
+    { "I64",     64, 0 }, { "I32",     32, 0 }, { "I16",     16, 0 }, { "I8",       8, 0 },
+    { "U64",     64, 0 }, { "U32",     32, 0 }, { "U16",     16, 0 }, { "U8",       8, 0 },
+    { "BOOL",     8, 0 }
+};
+
+const tr_dtype_info *tr_dtype_get(tr_dtype t)
+{
+    return (int)t >= 0 && t < TR_DTYPE_COUNT ? &tri_dtypes[t] : NULL;
+}
+
+tr_status tr_dtype_parse(tr_ctx *ctx, tr_dtype *out, const char *name, size_t n)
+{
+    for (int t = 0; t < TR_DTYPE_COUNT; t++)
+        if (tri_is(tri_dtypes[t].name, name, n)) {
+            *out = (tr_dtype)t;
+            return TR_OK;
+        }
+    return tr_fail(ctx, TR_ERR_UNSUPPORTED, "element type \"%.*s\" is not supported",
+                   n < 40 ? (int)n : 40, name);
+}
+
+uint32_t tr_f32_bits(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+float tr_f32_from_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static uint64_t tri_f64_bits(double x)
+{
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static double tri_f64_from_bits(uint64_t u)
+{
+    double x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static int tri_finite_f32(float x) { return (tr_f32_bits(x) & 0x7f800000u) != 0x7f800000u; }
+
+/* The fields of a float, and its codes at the top: the largest finite one, what lies beyond it
+ * under IEEE overflow, and NaN. Rows as in tr_dtype, from F32 on. */
+typedef struct tri_fields { int e, m, bias; uint32_t largest, beyond, nan; } tri_fields;
+
+static const tri_fields tri_floats[] = {
+    { 8, 23, 127, 0x7f7fffff, 0x7f800000, 0x7fc00000 },     /* F32 */
+    { 5, 10,  15,     0x7bff,     0x7c00,     0x7e00 },     /* F16 */
+    { 8,  7, 127,     0x7f7f,     0x7f80,     0x7fc0 },     /* BF16 */
+    { 4,  3,   7,       0x7e,       0x7f,       0x7f },     /* F8E4M3 */
+    { 5,  2,  15,       0x7b,       0x7c,       0x7e },     /* F8E5M2 */
+    { 2,  1,   1,        0x7,        0x7,        0x7 }      /* F4E2M1 */
+};
+
+static const tri_fields *tri_fields_of(tr_dtype t) { return &tri_floats[(int)t - (int)TR_F32]; }
+
+/* Widening f16, e4m3 and e5m2, whose subnormals are normal binary32 numbers: a normal code moves
+ * its fields to their place and changes the bias; a subnormal is M times 2^(1 - bias - m). */
+static float tri_widen(uint32_t code, tr_dtype t)
+{
+    const tri_fields *f = tri_fields_of(t);
+    uint32_t mag = code & ((1u << (f->e + f->m)) - 1), u;
+    if (mag > f->largest) {
+        if (mag != f->beyond || f->beyond == f->nan) return tr_f32_from_bits(0x7fc00000);
+        u = 0x7f800000;
+    } else if (mag >> f->m) {
+        u = (mag << (23 - f->m)) + ((uint32_t)(127 - f->bias) << 23);
+    } else {
+        u = tr_f32_bits((float)mag * tr_f32_from_bits((uint32_t)(128 - f->bias - f->m) << 23));
+    }
+    return tr_f32_from_bits(code >> (f->e + f->m) << 31 | u);
+}
+
+float tr_bf16_to_f32(uint16_t b)
+{
+    return tr_f32_from_bits((b & 0x7fff) > 0x7f80 ? 0x7fc00000 : (uint32_t)b << 16);
+}
+
+float tr_f16_to_f32 (uint16_t b) { return tri_widen(b, TR_F16); }
+float tr_e4m3_to_f32(uint8_t b)  { return tri_widen(b, TR_F8E4M3); }
+float tr_e5m2_to_f32(uint8_t b)  { return tri_widen(b, TR_F8E5M2); }
+
+float tr_e2m1_to_f32(uint8_t b)
+{
+    static const float value[16] = {  0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f };
+    return value[b & 15];
+}
+
+float tr_e8m0_to_f32(uint8_t b)
+{
+    if (b == 0) return tr_f32_from_bits(0x00400000);    /* 2^-127: half the smallest normal */
+    return tr_f32_from_bits(b == 255 ? 0x7fc00000 : (uint32_t)b << 23);
+}
+
+/* Narrows to nearest, ties to even. x = 1.f 2^E; sig is 1f as an integer of 53 bits, X = E + bias.
+ * We drop bits of sig until m are left after the leading 1, more of them where X < 1, since
+ * subnormals keep the spacing of X = 1. Adding just under half of what is dropped, plus the last
+ * bit that is kept, makes the truncation round; and the leading 1, added to X - 1, makes it X. */
+static uint32_t tri_narrow(double x, tr_dtype t, tr_overflow o)
+{
+    const tri_fields *f = tri_fields_of(t);
+    uint64_t u = tri_f64_bits(x), mag = u & 0x7fffffffffffffffu, code;
+    uint64_t sig = (mag & 0xfffffffffffffu) | 0x10000000000000u;
+    uint32_t sign = (uint32_t)(u >> 63) << (f->e + f->m);
+    int X = (int)(mag >> 52) - 1023 + f->bias, drop = 52 - f->m;
+    if (mag > 0x7ff0000000000000u) return sign | f->nan;
+    if (X < 1) {
+        drop = drop + 1 - X > 54 ? 54 : drop + 1 - X;   /* 54: all gone, x rounds to 0 */
+        X = 1;
+    }
+    sig += ((uint64_t)1 << (drop - 1)) - 1 + (sig >> drop & 1);
+    code = ((uint64_t)(X - 1) << f->m) + (sig >> drop);
+    if (code > f->largest) code = o == TR_OVERFLOW_SATURATE ? f->largest : f->beyond;
+    return sign | (uint32_t)code;
+}
+
+uint16_t tr_f32_to_bf16(float x)
+{
+    return (uint16_t)tri_narrow((double)x, TR_BF16, TR_OVERFLOW_IEEE);
+}
+
+uint16_t tr_f32_to_f16(float x)
+{
+    return (uint16_t)tri_narrow((double)x, TR_F16, TR_OVERFLOW_IEEE);
+}
+
+uint8_t tr_f32_to_e4m3(float x, tr_overflow o)
+{
+    return (uint8_t)tri_narrow((double)x, TR_F8E4M3, o);
+}
+
+uint8_t tr_f32_to_e5m2(float x, tr_overflow o)
+{
+    return (uint8_t)tri_narrow((double)x, TR_F8E5M2, o);
+}
+
+uint8_t tr_f32_to_e2m1(float x)
+{
+    return (uint8_t)tri_narrow((double)x, TR_F4E2M1, TR_OVERFLOW_SATURATE);
+}
+
+/* The place of x among all floats in increasing order; both zeros are 0. */
+static int64_t tri_f32_place(float x)
+{
+    int64_t mag = tr_f32_bits(x) & 0x7fffffffu;
+    return tr_f32_bits(x) >> 31 ? -mag : mag;
+}
+
+int64_t tr_ulps(float a, float b)
+{
+    int64_t d = tri_f32_place(a) - tri_f32_place(b);
+    if (a != a || b != b) return INT64_MAX;
+    return d < 0 ? -d : d;
+}
+
+/* Tensors in files need not be aligned, so elements are copied out. */
+static uint16_t tri_load16(const void *p) { uint16_t u; memcpy(&u, p, sizeof u); return u; }
+static uint32_t tri_load32(const void *p) { uint32_t u; memcpy(&u, p, sizeof u); return u; }
+static uint64_t tri_load64(const void *p) { uint64_t u; memcpy(&u, p, sizeof u); return u; }
+
+double tr_get_f64(const void *x, tr_dtype t, int64_t i)
+{
+    const unsigned char *p = (const unsigned char *)x;
+    switch (t) {
+    case TR_F64:    return tri_f64_from_bits(tri_load64(p + 8 * i));
+    case TR_F32:    return (double)tr_f32_from_bits(tri_load32(p + 4 * i));
+    case TR_F16:    return (double)tr_f16_to_f32(tri_load16(p + 2 * i));
+    case TR_BF16:   return (double)tr_bf16_to_f32(tri_load16(p + 2 * i));
+    case TR_F8E4M3: return (double)tr_e4m3_to_f32(p[i]);
+    case TR_F8E5M2: return (double)tr_e5m2_to_f32(p[i]);
+    case TR_F4E2M1: return (double)tr_e2m1_to_f32((uint8_t)(p[i / 2] >> i % 2 * 4));
+    case TR_E8M0:   return (double)tr_e8m0_to_f32(p[i]);
+    case TR_I64:    return (double)(int64_t)tri_load64(p + 8 * i);
+    case TR_I32:    return (double)(int32_t)tri_load32(p + 4 * i);
+    case TR_I16:    return (double)(int16_t)tri_load16(p + 2 * i);
+    case TR_I8:     return (double)(int8_t)p[i];
+    case TR_U64:    return (double)tri_load64(p + 8 * i);
+    case TR_U32:    return (double)tri_load32(p + 4 * i);
+    case TR_U16:    return (double)tri_load16(p + 2 * i);
+    case TR_U8:     return (double)p[i];
+    case TR_BOOL:   return p[i] ? 1 : 0;
+    default:        return tri_f64_from_bits(0x7ff8000000000000u);
+    }
+}
+
+/* Powers of two and NaN; nothing else has a code. */
+static int tri_code_e8m0(uint64_t *u, double v)
+{
+    int e;
+    if (v != v) { *u = 255; return 1; }
+    if (frexp(v, &e) != 0.5 || e - 1 < -127 || e - 1 > 127) return 0;
+    *u = (uint64_t)(e - 1 + 127);
+    return 1;
+}
+
+static int tri_code_int(uint64_t *u, tr_dtype t, double v)
+{
+    int with_sign = t == TR_I64 || t == TR_I32 || t == TR_I16 || t == TR_I8;
+    int bits = t == TR_BOOL ? 1 : tri_dtypes[t].bits - with_sign;
+    double hi = ldexp(1, bits);
+    if (!(v >= (with_sign ? -hi : 0) && v < hi) || v != trunc(v)) return 0;
+    *u = v < 0 ? (uint64_t)(int64_t)v : (uint64_t)v;
+    return 1;
+}
+
+/* x[i] = v as type t, floats to nearest even; an integer only if v is one and fits. 0 if v cannot
+ * be stored: such a v, or packed F4, whose elements are not bytes. */
+static int tri_put(void *x, tr_dtype t, int64_t i, double v)
+{
+    uint64_t u;
+    size_t size;
+    if (!tr_dtype_get(t) || t == TR_F4E2M1) return 0;
+    if (t == TR_F64) u = tri_f64_bits(v);
+    else if (t < TR_F4E2M1) u = tri_narrow(v, t, TR_OVERFLOW_IEEE);
+    else if (t == TR_E8M0) { if (!tri_code_e8m0(&u, v)) return 0; }
+    else if (!tri_code_int(&u, t, v)) return 0;
+    size = (size_t)tri_dtypes[t].bits / 8;
+    memcpy((unsigned char *)x + (size_t)i * size, &u, size);    /* the low bytes */
+    return 1;
+}
+
+/* ============================================================================
+ * 5. Views {view}
+ *
+ *     element (i_0, .., i_r-1) of v  =  data[i_0 stride_0 + .. + i_r-1 stride_r-1]
+ *
+ * A head of a projection, a window of a cache, the new rows of a state, one vector read by all
+ * heads: each is the same memory under other numbers, so nothing is moved to be seen differently.
+ * Views are handed over by value and own nothing.
+ *
+ * Traps. Strides count elements, not bytes. A dimension of one may have any stride and is
+ * contiguous all the same. Joining needs rows without a gap between them. NULL plus an offset is a
+ * pointer to somewhere, so a planned view stays NULL whatever is cut out of it. Elements of four
+ * bits have no address: their views tell shapes, and tr_get_f64 reads them.
+ * ========================================================================= */
+
+tr_view tr_view_none(void)
+{
+    tr_view v;
+    memset(&v, 0, sizeof v);
+    return v;
+}
+
+tr_view tr_view_of(void *data, tr_dtype t, int rank, const int64_t *shape)
+{
+    tr_view v = tr_view_none();
+    int64_t step = 1;
+    TR_ASSERT(rank >= 0 && rank <= TR_MAX_RANK);
+    v.data = data;
+    v.dtype = t;
+    v.rank = rank;
+    for (int i = rank - 1; i >= 0; i--) {
+        v.shape[i] = shape[i];
+        v.stride[i] = step;
+        step *= shape[i];
+    }
+    return v;
+}
+
+tr_view tr_view1(void *data, tr_dtype t, int64_t a)
+{
+    return tr_view_of(data, t, 1, &a);
+}
+
+tr_view tr_view2(void *data, tr_dtype t, int64_t a, int64_t b)
+{
+    int64_t s[2];
+    s[0] = a; s[1] = b;
+    return tr_view_of(data, t, 2, s);
+}
+
+tr_view tr_view3(void *data, tr_dtype t, int64_t a, int64_t b, int64_t c)
+{
+    int64_t s[3];
+    s[0] = a; s[1] = b; s[2] = c;
+    return tr_view_of(data, t, 3, s);
+}
+
+tr_view tr_view4(void *data, tr_dtype t, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    int64_t s[4];
+    s[0] = a; s[1] = b; s[2] = c; s[3] = d;
+    return tr_view_of(data, t, 4, s);
+}
+
+/* data + i elements; a planned view stays planned. */
+static void *tri_view_ptr(tr_view v, int64_t i)
+{
+    if (!v.data) return NULL;
+    return (unsigned char *)v.data + i * (tr_dtype_get(v.dtype)->bits / 8);
+}
+
+tr_view tr_view_slice(tr_view v, int dim, int64_t begin, int64_t n)
+{
+    TR_ASSERT(dim >= 0 && dim < v.rank && begin >= 0 && n >= 0 && begin + n <= v.shape[dim]);
+    v.data = tri_view_ptr(v, begin * v.stride[dim]);
+    v.shape[dim] = n;
+    return v;
+}
+
+tr_view tr_view_at(tr_view v, int64_t i)
+{
+    TR_ASSERT(v.rank > 0 && i >= 0 && i < v.shape[0]);
+    v.data = tri_view_ptr(v, i * v.stride[0]);
+    v.rank--;
+    for (int k = 0; k < v.rank; k++) {
+        v.shape[k] = v.shape[k + 1];
+        v.stride[k] = v.stride[k + 1];
+    }
+    return v;
+}
+
+tr_view tr_view_split(tr_view v, int dim, int64_t inner)
+{
+    TR_ASSERT(v.rank < TR_MAX_RANK && inner > 0 && v.shape[dim] % inner == 0);
+    for (int k = v.rank; k > dim; k--) {
+        v.shape[k] = v.shape[k - 1];
+        v.stride[k] = v.stride[k - 1];
+    }
+    v.rank++;
+    v.shape[dim] /= inner;
+    v.shape[dim + 1] = inner;
+    v.stride[dim] *= inner;
+    return v;
+}
+
+tr_view tr_view_join(tr_view v)
+{
+    TR_ASSERT(v.rank >= 2 && v.stride[0] == v.shape[1] * v.stride[1]);
+    v.shape[1] *= v.shape[0];
+    v.rank--;
+    for (int k = 0; k < v.rank; k++) {
+        v.shape[k] = v.shape[k + 1];
+        v.stride[k] = v.stride[k + 1];
+    }
+    return v;
+}
+
+int tr_view_is_none(tr_view v) { return v.rank == 0 && !v.data; }
+
+int tr_view_same_shape(tr_view a, tr_view b)
+{
+    if (a.rank != b.rank) return 0;
+    for (int k = 0; k < a.rank; k++)
+        if (a.shape[k] != b.shape[k]) return 0;
+    return 1;
+}
+
+int tr_view_is_contig(tr_view v)
+{
+    int64_t step = 1;
+    for (int k = v.rank - 1; k >= 0; k--) {
+        if (v.shape[k] != 1 && v.stride[k] != step) return 0;
+        step *= v.shape[k];
+    }
+    return 1;
+}
+
+int64_t tr_view_numel(tr_view v)
+{
+    int64_t n = 1;
+    for (int k = 0; k < v.rank; k++) n *= v.shape[k];
+    return tr_view_is_none(v) ? 0 : n;
+}
+
+double *tr_view_f64(tr_view v)
+{
+    TR_ASSERT(v.dtype == TR_F64);
+    return (double *)v.data;
+}
+
+float *tr_view_f32(tr_view v)
+{
+    TR_ASSERT(v.dtype == TR_F32);
+    return (float *)v.data;
+}
+
+const char *tr_view_str(tr_view v, char buf[96])
+{
+    size_t n = (size_t)snprintf(buf, 96, "%s [", tr_dtype_get(v.dtype)->name);
+    for (int k = 0; k < v.rank && n < 80; k++)
+        n += (size_t)snprintf(buf + n, 96 - n, k ? ", %lld" : "%lld", (long long)v.shape[k]);
+    if (n < 95) { buf[n] = ']'; buf[n + 1] = 0; }
+    return buf;
+}
+
+/* Rows of a view: everything but the last dimension, counted through. */
+static int64_t tri_rows(tr_view v)
+{
+    int64_t n = 1;
+    for (int k = 0; k + 1 < v.rank; k++) n *= v.shape[k];
+    return n;
+}
+
+/* Offset in elements of row i; the row itself has stride v.stride[rank - 1]. */
+static int64_t tri_row_at(tr_view v, int64_t i)
+{
+    int64_t at = 0;
+    for (int k = v.rank - 2; k >= 0; k--) {
+        at += i % v.shape[k] * v.stride[k];
+        i /= v.shape[k];
+    }
+    return at;
+}
+
+static double *tri_row_f64(tr_view v, int64_t i) { return (double *)v.data + tri_row_at(v, i); }
+
+tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
+{
+    char a[96], b[96];
+    int64_t rows = tri_rows(src), n = src.rank ? src.shape[src.rank - 1] : 1;
+    int64_t ds = dst.rank ? dst.stride[dst.rank - 1] : 1;
+    int64_t ss = src.rank ? src.stride[src.rank - 1] : 1;
+    if (!tr_view_same_shape(dst, src))
+        return tr_fail(ctx, TR_ERR_SHAPE, "copy: %s from %s", tr_view_str(dst, a),
+                       tr_view_str(src, b));
+    if (tr_dtype_get(src.dtype)->bits < 8 || tr_dtype_get(dst.dtype)->bits < 8)
+        return tr_fail(ctx, TR_ERR_DTYPE, "copy: %s from %s: elements smaller than a byte",
+                       tr_view_str(dst, a), tr_view_str(src, b));
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t d0 = tri_row_at(dst, r), s0 = tri_row_at(src, r);
+        if (dst.dtype == src.dtype) {
+            size_t size = (size_t)tr_dtype_get(src.dtype)->bits / 8;
+            for (int64_t i = 0; i < n; i++)
+                memcpy((unsigned char *)dst.data + (size_t)(d0 + i * ds) * size,
+                       (const unsigned char *)src.data + (size_t)(s0 + i * ss) * size, size);
+        } else {
+            for (int64_t i = 0; i < n; i++)
+                if (!tri_put(dst.data, dst.dtype, d0 + i * ds,
+                             tr_get_f64(src.data, src.dtype, s0 + i * ss)))
+                    return tr_fail(ctx, TR_ERR_DTYPE, "copy: %s from %s is not offered",
+                                   tr_view_str(dst, a), tr_view_str(src, b));
+        }
+    }
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 7. Threads and random numbers {par}
+ *
+ *     piece i of P over n items     [n i / P, n (i + 1) / P)
+ *     number i of a stream          mix(mix(seed, stream), i)
+ *
+ * Every output is computed by one thread from start to end, and a random number depends on where it
+ * goes and not on what was drawn before. So nothing here has an order that a split could change,
+ * and one thread or sixty-four give the same bits.
+ *
+ * Traps. OpenMP's reduction leaves the order of a sum open and is used nowhere. n i overflows long
+ * before n i / P does. A generator with a state gives other numbers as soon as the work is cut
+ * otherwise. Normal numbers by logarithm and cosine differ in the last bit between libms.
+ * ========================================================================= */
+
+int tr_par_threads(const tr_ctx *ctx)
+{
+#if defined(_OPENMP) && !TR_NO_OPENMP
+    return ctx->opts.threads > 0 ? ctx->opts.threads : omp_get_max_threads();
+#else
+    (void)ctx;
+    return 1;
+#endif
+}
+
+void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user)
+{
+    int64_t pieces = tr_par_threads(ctx), most = n / (grain > 0 ? grain : 1);
+    if (pieces > most) pieces = most;
+    if (pieces <= 1) {
+        if (n > 0) fn(user, 0, n);
+        return;
+    }
+#if defined(_OPENMP) && !TR_NO_OPENMP
+#pragma omp parallel for num_threads((int)pieces) schedule(static, 1)
+    for (int64_t i = 0; i < pieces; i++)    /* n i / pieces without overflow */
+        fn(user, n / pieces * i + n % pieces * i / pieces,
+           n / pieces * (i + 1) + n % pieces * (i + 1) / pieces);
+#endif
+}
+
+/* SplitMix64's finaliser over a counter: (seed, stream, i) -> 64 bits. */
+static uint64_t tri_mix64(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint64_t tr_rng_u64(uint64_t seed, uint64_t stream, uint64_t i)
+{
+    uint64_t key = tri_mix64(seed + 0x9e3779b97f4a7c15u * (stream + 1));
+    return tri_mix64(key + 0x9e3779b97f4a7c15u * (i + 1));
+}
+
+double tr_rng_unit(uint64_t seed, uint64_t stream, uint64_t i)
+{
+    return (double)(tr_rng_u64(seed, stream, i) >> 11) * (DBL_EPSILON / 2);
+}
+
+/* The sum of twelve uniform numbers has variance 1; it needs no logarithm, so it is the same on
+ * every system. */
+double tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i)
+{
+    double s = -6;
+    for (uint64_t k = 0; k < 12; k++) s += tr_rng_unit(seed, stream, 12 * i + k);
+    return s;
+}
+
+/* ============================================================================
+ * 8. Sums {sum}
+ *
+ *     dot = sum_i x_i w_i        sumsq = sum_i x_i^2        i = 0, 1, .., n - 1, from +0
+ *
+ * Floating-point addition is not associative, so a sum is a number only together with its order.
+ * Here each is one chain in increasing index: slow, and impossible to misread.
+ *
+ * The K largest are picked one after the other in a total order: larger value first, then lower
+ * index. Each pick is the first element after the one before, so nothing is marked or copied, and
+ * no element is picked twice.
+ *
+ * Traps. Starting from "the smallest number there is" (-1e30, or -infinity under >) loses elements
+ * that are -infinity themselves: masked scores are, and K of them may have to be named. The two
+ * zeros are equal, so their index decides. NaN has no place in the order and is the caller's to
+ * refuse.
+ * ========================================================================= */
+
+/* The chain, taken up at `sum`: a row may come in pieces without changing a bit. */
+static double tri_dot_on(double sum, const double *x, const double *w, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) sum += x[i] * w[i];
+    return sum;
+}
+
+double tr_dot_f64  (const double *x, const double *w, int64_t n) { return tri_dot_on(0, x, w, n); }
+double tr_sumsq_f64(const double *x, int64_t n)                  { return tri_dot_on(0, x, x, n); }
+
+/* Does element a come before element b? */
+static int tri_comes_first(const double *x, int64_t a, int64_t b)
+{
+    return x[a] > x[b] || (x[a] == x[b] && a < b);
+}
+
+int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
+                    const unsigned char *allowed)
+{
+    int64_t found = 0, last = -1;
+    while (found < K) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < n; i++) {
+            if (allowed && !allowed[i]) continue;
+            if (last >= 0 && !tri_comes_first(x, last, i)) continue;
+            if (best < 0 || tri_comes_first(x, i, best)) best = i;
+        }
+        if (best < 0) break;
+        ids[found++] = (int32_t)best;
+        last = best;
+    }
+    return found;
+}
+
+/* ============================================================================
  * 36. The system {os}
  *
  * Everything that differs between systems: what a path is, a file as memory, the names in a

@@ -2089,6 +2089,528 @@ static int tri_put(void *x, tr_dtype t, int64_t i, double v)
 }
 
 /* ============================================================================
+ * 4. Elementary functions {fn}
+ *
+ * Every function is made in the same three steps. A reduction, exact or nearly so, brings the
+ * argument to a short interval around 0: exponent bits are moved, or a multiple of ln 2 or pi/2 is
+ * taken off. There a polynomial is as good as the function. Then what was taken off is put back.
+ *
+ * Why binary64. A binary32 argument and all that is done with it fit into 53 bits with 29 to
+ * spare: products of two are exact, subnormals are normal numbers, e^88 does not overflow, and the
+ * errors of reduction, polynomial and assembly stay under 2^-35 of the result. Rounding that to 24
+ * bits is off by at most 1/2 + 2^-11 ulp; the first term is what any correct rounding may do. In
+ * binary32 the same would need fused multiply-adds and pairs of numbers at every step. No product
+ * is fused here: plain + - * / give the same bits with FMA instructions and without.
+ *
+ * Why it vectorises. No branch and no table (but for the digits of 2/pi): both sides of a choice
+ * are computed, and a select keeps one. A loop over a core (tri_expf, ...) is vector code at -O3
+ * with the bits of the scalar one, since each lane does the same operations. The cores are inlined
+ * always, so a caller that is compiled for AVX2 or AVX-512 gets them compiled so.
+ *
+ * Coefficients are minimax fits by tests/make_fn.py, which prints them with their errors.
+ *
+ * Traps. exp(x) - 1 loses all digits of a small x, as log(1 + x) does. e^-104 is still 0.47 of the
+ * smallest subnormal and e^-103.97 rounds to it. log(1 + e^x) is 0 for x < -37 even in binary64.
+ * sin(x) for x = 10^20 is a number like any other: x is exact, and what must be exact too is the
+ * multiple of pi/2 that is taken off. -0 is lost by the first x + 0.
+ * ========================================================================= */
+
+/* sigma(x) = 1 / (1 + e^-x). The exponential is always taken of -|x|, so it cannot overflow. */
+double tr_sigmoid_f64(double x)
+{
+    double e = exp(x < 0 ? x : -x);
+    return x < 0 ? e / (1 + e) : 1 / (1 + e);
+}
+
+/* silu(x) = x sigma(x); its limit at -infinity is 0, where the product would be NaN. */
+double tr_silu_f64(double x)
+{
+    double s = tr_sigmoid_f64(x);
+    return s == 0 ? 0 : x * s;
+}
+
+/* softplus(x) = log(1 + e^x) = max(x, 0) + log1p(e^-|x|). For x << 0 it is e^x to all digits;
+ * log(1 + e^x) would be 0 from x = -37 on, and a router that scores by it would see ties. */
+double tr_softplus_f64(double x)
+{
+    return (x > 0 ? x : 0) + log1p(exp(x > 0 ? -x : x));
+}
+
+#if defined(__GNUC__)
+#define TRI_INLINE static inline __attribute__((always_inline))
+#else
+#define TRI_INLINE static inline
+#endif
+
+/* ---- the fused multiply-add of the contract's kernels */
+
+/* 1 if this file is compiled for hardware that has it. Bodies that are compiled for several targets
+ * take hw as a constant argument instead. */
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF)
+#define TRI_HW_FMA 1
+#else
+#define TRI_HW_FMA 0
+#endif
+
+/* a b + c rounded once, without the instruction. p = a b is exact in binary64: 48 bits, and its
+ * exponent from -298 to 255. s = fl64(p + c), and e = p + c - s exactly (Knuth's two-sum; nothing
+ * here can overflow or be subnormal in binary64). Rounding s to binary32 would round twice; so we
+ * first make s the sum rounded to odd: if e is not 0, the exact sum lies between two neighbours in
+ * binary64, one even and one odd, and we take the odd one. s is one of the two: if it is even, the
+ * other lies one step towards e, which in the bits is one up if e has the sign of s, else one
+ * down, across powers of two as well.
+ *
+ * Rounded to odd, no inexact sum stands on a number of binary32 or midway between two, since
+ * these, subnormal or not, end in 28 zeros at least: 53 bits against 24 + 1. It lies on the same
+ * side of all of them as the exact sum. So the last rounding decides as if it saw the exact sum
+ * (Boldo and Melquiond 2008), to subnormals, to zero with its sign, and to infinity.
+ *
+ * e = 0: s is exact, and so is the sign of a zero. A sum of nonzero terms that is 0 is exact.
+ * An infinite s, or NaN: e is NaN, which is neither above nor below 0, and s stays. */
+TRI_INLINE float tri_fmaf_soft(float a, float b, float c)
+{
+    double p = (double)a * (double)b, d = (double)c, s = p + d, v = s - p;
+    double e = (p - (s - v)) + (d - v);
+    uint64_t u = tri_f64_bits(s), away = (tri_f64_bits(e) ^ u) >> 63;   /* 1: signs differ */
+    uint64_t inexact = (uint64_t)((e > 0) | (e < 0));
+    u += (inexact & ~u) * (1 - 2 * away);
+    return (float)tri_f64_from_bits(u);
+}
+
+/* fl(a b + c). hw is a constant where this is inlined: 1 in a body that is compiled for hardware
+ * with the instruction. Same bits either way (the payload of a NaN excepted). */
+TRI_INLINE float tri_fmaf(int hw, float a, float b, float c)
+{
+    return hw ? fmaf(a, b, c) : tri_fmaf_soft(a, b, c);
+}
+
+/* ---- small tools, all in binary64 */
+
+/* t = x + TRI_ROUND has the integer nearest to x in its low bits, because numbers of that size
+ * stand 1 apart; t - TRI_ROUND is that integer as a number. For |x| < 2^51. */
+#define TRI_ROUND 6755399441055744.0    /* 1.5 2^52 */
+#define TRI_LOG2E 1.4426950408889634
+#define TRI_LN2   0.69314718055994529
+#define TRI_SIGN  0x8000000000000000u
+#define TRI_SQRT_HALF 0x3fe6a09e667f3bcdu   /* the bits of sqrt(1/2) */
+
+/* 2^k, where t = k + TRI_ROUND and |k| < 1023: k + bias, moved to the exponent. */
+TRI_INLINE double tri_pow2(double t)
+{
+    return tri_f64_from_bits((tri_f64_bits(t) + 1023) << 52);
+}
+
+/* yes ? a : b, in bits: gcc takes it that a comparison may trap, and leaves loops with a ?: between
+ * floats scalar. */
+TRI_INLINE double tri_pick(int yes, double a, double b)
+{
+    uint64_t none = (uint64_t)yes - 1;          /* no bit if yes, else all */
+    return tri_f64_from_bits((tri_f64_bits(a) & ~none) | (tri_f64_bits(b) & none));
+}
+
+TRI_INLINE double tri_clamp(double x, double lo, double hi)     /* NaN stays */
+{
+    x = tri_pick(x < lo, lo, x);
+    return tri_pick(x > hi, hi, x);
+}
+
+TRI_INLINE double tri_with_sign(double y, double x)             /* |y| with the sign of x */
+{
+    return tri_f64_from_bits((tri_f64_bits(y) & ~TRI_SIGN) | (tri_f64_bits(x) & TRI_SIGN));
+}
+
+TRI_INLINE double tri_one_nan(double y)
+{
+    return tri_pick(y == y, y, tri_f64_from_bits(0x7ff8000000000000u));
+}
+
+/* The one rounding to binary32. */
+TRI_INLINE float tri_to_f32(double y) { return (float)tri_one_nan(y); }
+
+/* a + b = h + *l exactly (Knuth). */
+TRI_INLINE double tri_two_sum(double a, double b, double *l)
+{
+    double h = a + b, v = h - a;
+    *l = (a - (h - v)) + (b - v);
+    return h;
+}
+
+/* The upper 26 bits of x, to nearest; the rest fits into 26 bits too (Veltkamp). */
+TRI_INLINE double tri_upper(double x)
+{
+    double t = 134217729.0 * x;         /* 2^27 + 1 */
+    return t - (t - x);
+}
+
+/* a b = h + *l exactly (Dekker), for |a|, |b| < 2^990 and |a b| over 2^-960. */
+TRI_INLINE double tri_two_prod(double a, double b, double *l)
+{
+    double h = a * b, ah = tri_upper(a), al = a - ah, bh = tri_upper(b), bl = b - bh;
+    *l = ((ah * bh - h) + ah * bl + al * bh) + al * bl;
+    return h;
+}
+
+/* ---- exponentials
+ *
+ *     e^x = 2^z, z = x log2(e);   z = k + r, k the nearest integer, |r| <= 1/2
+ *     2^z = 2^k (1 + q),          q = 2^r - 1 = r Q(r)
+ *
+ * z is off by 2^-53 z, which for |z| < 160 is 2^-46 of the result. */
+
+/* q with 2^z = *scale (1 + q). Q is good to 2^-37.7 of q. */
+TRI_INLINE double tri_exp2_parts(double z, double *scale)
+{
+    double t = z + TRI_ROUND, r = z - (t - TRI_ROUND), p = 1.3215473638376677e-06;
+    p = p * r + 1.530360894321085e-05;
+    p = p * r + 0.00015403629606012824;
+    p = p * r + 0.0013333478817755093;
+    p = p * r + 0.0096181289425099487;
+    p = p * r + 0.055504109060035223;
+    p = p * r + 0.2402265069648917;
+    p = p * r + 0.69314718055687696;
+    *scale = tri_pow2(t);
+    return p * r;
+}
+
+TRI_INLINE double tri_exp2(double z)
+{
+    double scale, q = tri_exp2_parts(z, &scale);
+    return scale + scale * q;
+}
+
+/* 2^z - 1. For k = 0 this is q, with all its digits; else 2^k - 1 is at least 1/2 in magnitude and
+ * cancels at most a half of it. */
+TRI_INLINE double tri_exp2m1(double z)
+{
+    double scale, q = tri_exp2_parts(z, &scale);
+    return (scale - 1) + scale * q;
+}
+
+/* Beyond the clamps the result rounds to 0, to -1, to infinity: e^89 > 2^128, e^-104 < 2^-150. */
+TRI_INLINE float tri_expf(float x)
+{
+    return tri_to_f32(tri_exp2(tri_clamp((double)x, -105, 90) * TRI_LOG2E));
+}
+
+TRI_INLINE float tri_expm1f(float x)
+{
+    double d = (double)x, y = tri_exp2m1(tri_clamp(d, -105, 90) * TRI_LOG2E);
+    return tri_to_f32(tri_pick(d == 0, d, y));
+}
+
+/* tanh(a) = (e^2a - 1) / (e^2a + 1) = E / (E + 2), E = e^2a - 1. tanh(10) rounds to 1. */
+TRI_INLINE float tri_tanhf(float x)
+{
+    double E = tri_exp2m1(tri_clamp(fabs((double)x), 0, 10) * (2 * TRI_LOG2E));
+    return tri_to_f32(tri_with_sign(E / (E + 2), (double)x));
+}
+
+/* On the left e^-x is large but finite, e^110, and 1 / (1 + e^-x) has all its digits. */
+TRI_INLINE float tri_sigmoidf(float x)
+{
+    return tri_to_f32(1 / (1 + tri_exp2(tri_clamp((double)x, -110, 110) * -TRI_LOG2E)));
+}
+
+/* erf(a) = 1 - erfc(a), and -log2(erfc(a)) = a Q(a) is a smooth function: so it is 1 - 2^(-a Q),
+ * with all its digits near 0 too. An error d of a Q moves erf by ln2 erfc(a) d, so that Q need be
+ * good only where erfc is not small. 2^-35.4 of erf; erf(4) rounds to 1. */
+TRI_INLINE float tri_erff(float x)
+{
+    double a = tri_clamp(fabs((double)x), 0, 4), p = 5.2452093854597241e-08;
+    p = p * a - 9.6267668294601809e-07;
+    p = p * a + 7.5478986024199386e-06;
+    p = p * a - 3.1386289944717941e-05;
+    p = p * a + 5.8740859944312763e-05;
+    p = p * a + 8.6217009843301783e-05;
+    p = p * a - 0.00089393382249597006;
+    p = p * a + 0.0024705724410486111;
+    p = p * a - 0.00030980099591453535;
+    p = p * a - 0.027594941868425173;
+    p = p * a + 0.14826936855952083;
+    p = p * a + 0.91844819448456072;
+    p = p * a + 1.6279070285745547;
+    return tri_to_f32(tri_with_sign(tri_exp2m1(-(p * a)), (double)x));
+}
+
+/* ---- logarithms
+ *
+ *     x = 2^k m, m in [sqrt(1/2), sqrt(2));   f = m - 1, exactly
+ *     log x = k ln2 + log(1 + f)
+ *     log(1 + f) = 2 atanh(s), s = f / (2 + f);   |s| < 0.172, so a short series in s^2 will do
+ *
+ * Around x = 1 k is 0, and nothing cancels: the result is s times nearly 2. */
+
+/* k, and *m; x > 0 and normal. Taking the bits of sqrt(1/2) from those of x leaves k in the upper
+ * twelve; they become a number by way of 2^52, in whose last bits they are put. */
+TRI_INLINE double tri_split(double x, double *m)
+{
+    uint64_t u = tri_f64_bits(x), K = (u - TRI_SQRT_HALF + ((uint64_t)1023 << 52)) >> 52;
+    *m = tri_f64_from_bits(u - (K << 52) + ((uint64_t)1023 << 52));
+    return tri_f64_from_bits(K | 0x4330000000000000u) - (4503599627370496.0 + 1023);
+}
+
+/* k ln2 + log(1 + f), to 2^-37.6 */
+TRI_INLINE double tri_log_sum(double k, double f)
+{
+    double s = f / (2 + f), z = s * s, p = 0.23581513218611527;
+    p = p * z + 0.28537344867432002;
+    p = p * z + 0.4000033456708334;
+    p = p * z + 0.66666665648496171;
+    return k * TRI_LN2 + s * (2 + z * p);
+}
+
+/* y = log(x) where x is positive and finite; else what the logarithm is there. */
+TRI_INLINE double tri_log_ends(double x, double y)
+{
+    y = tri_pick(x < (double)INFINITY, y, x);           /* infinity, NaN */
+    y = tri_pick(x == 0, -(double)INFINITY, y);
+    return tri_pick(x < 0, (double)NAN, y);
+}
+
+TRI_INLINE float tri_logf(float x)              /* a subnormal x is normal in binary64 */
+{
+    double m, k = tri_split((double)x, &m);
+    return tri_to_f32(tri_log_ends((double)x, tri_log_sum(k, m - 1)));
+}
+
+/* log(1 + x). Where k = 0, f is x itself: 1 + x has lost its digits, but is not used. Elsewhere
+ * |x| > 0.29, and rounding 1 + x costs 2^-53. */
+TRI_INLINE double tri_log1p(double x)
+{
+    double m, k = tri_split(1 + x, &m), f = tri_pick(k == 0, x, m - 1);
+    return tri_log_ends(1 + x, tri_log_sum(k, f));
+}
+
+TRI_INLINE float tri_log1pf(float x)
+{
+    double d = (double)x;
+    return tri_to_f32(tri_pick(d == 0, d, tri_log1p(d)));
+}
+
+/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|): the exponential cannot overflow, and for x << 0 the
+ * result is e^x with all its digits. */
+TRI_INLINE float tri_softplusf(float x)
+{
+    double d = (double)x, e = tri_exp2(tri_clamp(-fabs(d), -110, 0) * TRI_LOG2E);
+    return tri_to_f32(tri_pick(d > 0, d, 0) + tri_log1p(e));
+}
+
+/* ---- sine and cosine
+ *
+ *     x = n pi/2 + r, |r| <= pi/4;   by n mod 4: sin x = sin r, cos r, -sin r, -cos r
+ *
+ * r is kept as h + l: near a multiple of pi/2 it is the small rest of a large difference. */
+
+/* sin(h + l) = sin h + l cos h, to 2^-56 and the roundings */
+TRI_INLINE double tri_sin_poly(double h, double l)
+{
+    double z = h * h, p = 1.5896230074390288e-10;
+    p = p * z - 2.5050747759863509e-08;
+    p = p * z + 2.7557313621350977e-06;
+    p = p * z - 0.00019841269829589363;
+    p = p * z + 0.0083333333333221182;
+    p = p * z - 0.1666666666666663;
+    return h + (h * z * p + l * (1 - 0.5 * z));
+}
+
+/* cos(h + l) = cos h - l sin h */
+TRI_INLINE double tri_cos_poly(double h, double l)
+{
+    double z = h * h, p = -1.1358536916813013e-11;
+    p = p * z + 2.0875700851838813e-09;
+    p = p * z - 2.7557314179391761e-07;
+    p = p * z + 2.4801587288852144e-05;
+    p = p * z - 0.0013888888888873058;
+    p = p * z + 0.041666666666666595;
+    return 1 - (0.5 * z - (z * z * p - h * l));
+}
+
+/* sin(n pi/2 + r) from s = sin r and c = cos r; with n + 1 it is the cosine. */
+TRI_INLINE double tri_quadrant(uint64_t n, double s, double c)
+{
+    double v = tri_pick((int)(n & 1), c, s);
+    return tri_f64_from_bits(tri_f64_bits(v) ^ (n & 2) << 62);
+}
+
+/* 2/pi in digits of base 2^24. */
+static const double tri_two_over_pi[9] = {
+    10680707, 7228996, 1387004, 2578385, 16069853, 12639074, 9804092, 4427841, 16646144
+};
+
+/* p less a multiple of 4, |p| < 2^53; exact. */
+TRI_INLINE double tri_mod4(double p)
+{
+    return p - 4 * ((0.25 * p + TRI_ROUND) - TRI_ROUND);
+}
+
+/* n mod 4, and *r, for any binary32 x (Payne and Hanek). x 2/pi = x (d0 2^-24 + d1 2^-48 + ..): of
+ * this we want the value mod 4 and 70 bits behind the point, which five digits give. With e the
+ * exponent of x, x is a multiple of 2^(e-23), and digit i gives multiples of 2^(e-23-24(i+1)): of
+ * 4, that is nothing, for the first j = (e - 25) / 24 digits. The products are exact, 24 bits by
+ * 24. p0 < 2^49 and p1 < 2^25 are taken mod 4, p2 < 2 and the rest are small; nothing is lost on
+ * the way to h + l. x comes no nearer to a multiple of pi/2 than 2^-30, so r has 40 good bits. */
+TRI_INLINE uint64_t tri_reduce_f32(double x, double *r)
+{
+    int e = (int)(tri_f64_bits(x) >> 52 & 0x7ff) - 1023, j;
+    const double *d = tri_two_over_pi;
+    double h, l, l2, t, u;
+    e = e > 127 ? 127 : e;                          /* infinity and NaN: r will be NaN */
+    j = e < 49 ? 0 : (e - 25) / 24;
+    d += j;
+    u = x * tri_f64_from_bits((uint64_t)(1023 - 24 * (j + 1)) << 52);
+    h = tri_two_sum(tri_mod4(u * d[0]), tri_mod4(u * 5.9604644775390625e-08 * d[1]), &l);
+    u *= 3.5527136788005009e-15;                    /* 2^-48 */
+    h = tri_two_sum(h, u * d[2], &l2);
+    u *= 5.9604644775390625e-08;                    /* 2^-24 */
+    l += l2 + (u * d[3] + u * 5.9604644775390625e-08 * d[4]);
+    t = h + TRI_ROUND;
+    *r = ((h - (t - TRI_ROUND)) + l) * 1.5707963267948966;
+    return tri_f64_bits(t);
+}
+
+TRI_INLINE float tri_sinf(float x)
+{
+    double r, d = (double)x;
+    uint64_t n = tri_reduce_f32(d, &r);
+    double y = tri_quadrant(n, tri_sin_poly(r, 0), tri_cos_poly(r, 0));
+    return tri_to_f32(tri_pick(d == 0, d, y));
+}
+
+TRI_INLINE float tri_cosf(float x)
+{
+    double r;
+    uint64_t n = tri_reduce_f32((double)x, &r);
+    return tri_to_f32(tri_quadrant(n + 1, tri_sin_poly(r, 0), tri_cos_poly(r, 0)));
+}
+
+float tr_expf     (float x) { return tri_expf(x); }
+float tr_expm1f   (float x) { return tri_expm1f(x); }
+float tr_logf     (float x) { return tri_logf(x); }
+float tr_log1pf   (float x) { return tri_log1pf(x); }
+float tr_tanhf    (float x) { return tri_tanhf(x); }
+float tr_sigmoidf (float x) { return tri_sigmoidf(x); }
+float tr_softplusf(float x) { return tri_softplusf(x); }
+float tr_erff     (float x) { return tri_erff(x); }
+float tr_sinf     (float x) { return tri_sinf(x); }
+float tr_cosf     (float x) { return tri_cosf(x); }
+
+/* ---- binary64
+ *
+ * Here nothing is to spare, so what would lose bits is kept as a sum h + l of two numbers. */
+
+#define TRI_LN2_HI 0.69314718055989033      /* 42 bits: k times it is exact */
+#define TRI_LN2_LO 5.4979230187083712e-14
+
+/* e^(x + l), |l| far below |x|:   r = x + l - k ln2, |r| <= ln2 / 2;   e^r = 1 + r + r^2 P(r), to
+ * 2^-60. 2^k is multiplied in two halves, since 2^1024 and 2^-1074 are results, but no factors. */
+static double tri_exp_pair(double x, double l)
+{
+    double t = x * TRI_LOG2E + TRI_ROUND, k = t - TRI_ROUND, p = 2.0826619102482348e-09, t2;
+    double hi = x - k * TRI_LN2_HI, lo = l - k * TRI_LN2_LO, r = hi + lo;
+    p = p * r + 2.5112024821849769e-08;
+    p = p * r + 2.7557581807135586e-07;
+    p = p * r + 2.7557234895834474e-06;
+    p = p * r + 2.480158692677383e-05;
+    p = p * r + 0.00019841269896350431;
+    p = p * r + 0.0013888888889115496;
+    p = p * r + 0.0083333333333170476;
+    p = p * r + 0.041666666666666095;
+    p = p * r + 0.16666666666666682;
+    p = p * r + 0.5;
+    p = 1 + (r + (r * r * p + (lo - (r - hi))));
+    t = 0.5 * k + TRI_ROUND;
+    t2 = k - (t - TRI_ROUND) + TRI_ROUND;
+    return tri_one_nan(p * tri_pow2(t) * tri_pow2(t2));
+}
+
+double tr_exp64(double x) { return tri_exp_pair(tri_clamp(x, -800, 800), 0); }
+
+/* As tri_split; a subnormal is first made normal. */
+static double tri_split_any(double x, double *m)
+{
+    int tiny = x < DBL_MIN;
+    return tri_split(tiny ? x * 18014398509481984.0 : x, m) - (tiny ? 54 : 0);      /* 2^54 */
+}
+
+/* (2 atanh(s) - 2 s - 2/3 s^3) / s^5, z = s^2; to 2^-65 of the logarithm */
+static double tri_atanh_tail(double z)
+{
+    double p = 0.13195859781531022;
+    p = p * z + 0.13256869272630395;
+    p = p * z + 0.15386755073158759;
+    p = p * z + 0.18181784417174213;
+    p = p * z + 0.22222222519338541;
+    p = p * z + 0.28571428570102919;
+    return p * z + 0.4000000000000225;
+}
+
+#define TRI_TWO_THIRDS 0.66666666666666663
+
+double tr_log64(double x)
+{
+    double m, k = tri_split_any(x, &m), f = m - 1, s = f / (2 + f), z = s * s;
+    double tail = s * z * (TRI_TWO_THIRDS + z * tri_atanh_tail(z));
+    double y = k * TRI_LN2_HI + (2 * s + (tail + k * TRI_LN2_LO));
+    return tri_one_nan(tri_log_ends(x, y));
+}
+
+/* log x = h + *l to 2^-63, x > 0 and finite. x^y = e^(y log x) multiplies the error of the
+ * logarithm by up to 745; so the first two terms of the series are made of pairs,
+ *     s + sl = f / (d + dl), d + dl = 2 + f;   z + zl = s^2;   c + cl = s^3;   w + wl = 2/3 s^3
+ * and the tail, at most 2^-12 of the logarithm, of single numbers. */
+static double tri_log_pair(double x, double *l)
+{
+    double m, k = tri_split_any(x, &m), f = m - 1, d = 2 + f, dl = f - (d - 2), s = f / d;
+    double pl, p = tri_two_prod(s, d, &pl), sl = (((f - p) - pl) - s * dl) / d;
+    double zl, z = tri_two_prod(s, s, &zl);
+    double cl, c = tri_two_prod(s, z, &cl);
+    double wl, w = tri_two_prod(c, TRI_TWO_THIRDS, &wl);
+    double h, l1, l2;
+    cl += 3 * z * sl + s * zl;
+    wl += TRI_TWO_THIRDS * cl + 3.7007434154171883e-17 * c;     /* 2/3 has a low part too */
+    h = tri_two_sum(k * TRI_LN2_HI, 2 * s, &l1);
+    h = tri_two_sum(h, w, &l2);
+    return tri_two_sum(h, l1 + l2 + (2 * sl + (wl + c * z * tri_atanh_tail(z)) + k * TRI_LN2_LO),
+                       l);
+}
+
+double tr_pow64(double x, double y)
+{
+    double l, h, pl, p;
+    if (!(x > 0 && x <= DBL_MAX && y - y == 0)) return tri_one_nan((double)NAN);
+    y = tri_clamp(y, -1e20, 1e20);              /* |log x| >= 2^-53, so 0, 1 or infinity */
+    h = tri_log_pair(x, &l);
+    p = tri_two_prod(y, h, &pl);
+    pl += y * l;
+    return tri_exp_pair(tri_clamp(p, -800, 800), fabs(p) < 800 ? pl : 0);
+}
+
+/* x - n pi/2 = h + *l, for |x| <= 2^31 (Cody and Waite). pi/2 is cut into pieces of 21 bits, the
+ * first of 22, so that n < 2^31 times a piece is exact. The first two differences are exact: both
+ * sides are multiples of a common unit, and the result is below 2^53 of them. The others leave
+ * their errors in l. What is left out is n 2^-158; no x is nearer to n pi/2 than about 2^-60. */
+static uint64_t tri_reduce_f64(double x, double *h, double *l)
+{
+    double t = x * 0.63661977236758138 + TRI_ROUND, n = t - TRI_ROUND, l1, l2, l3;
+    double a = (x - n * 1.570796012878418) - n * 3.139164164167596e-07;
+    a = tri_two_sum(a, -(n * 6.2233638381536949e-14), &l1);
+    a = tri_two_sum(a, -(n * 8.3337412738951847e-20), &l2);
+    a = tri_two_sum(a, -(n * 1.6446246107757519e-26), &l3);
+    *h = tri_two_sum(a, l1 + (l2 + (l3 - n * 1.082856673921914e-32)), l);
+    return tri_f64_bits(t);
+}
+
+void tr_sincos64(double x, double *sin_x, double *cos_x)
+{
+    double h, l, s, c, in = fabs(x) <= 2147483648.0 ? x : (double)NAN;
+    uint64_t n = tri_reduce_f64(in, &h, &l);
+    s = tri_sin_poly(h, l);
+    c = tri_cos_poly(h, l);
+    *sin_x = x == 0 ? x : tri_one_nan(tri_quadrant(n, s, c));
+    *cos_x = tri_one_nan(tri_quadrant(n + 1, s, c));
+}
+
+/* ============================================================================
  * 5. Views {view}
  *
  *     element (i_0, .., i_r-1) of v  =  data[i_0 stride_0 + .. + i_r-1 stride_r-1]

@@ -2948,6 +2948,572 @@ int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
 }
 
 /* ============================================================================
+ * 23. JSON {json}
+ *
+ * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are
+ * unescaped where they stand, which never needs more room than they had, and the closing quote
+ * leaves the place for a NUL. Each value becomes a node in one array, in file order: a container
+ * stands directly before its first child, and children are chained by `next`.
+ *
+ * Traps: a text may nest without end (bounded: TR_JSON_MAX_DEPTH), name a member twice (refused:
+ * readers disagree on which one counts), or hold half a surrogate pair, an overlong UTF-8 form or
+ * U+0000 (refused: strings are C strings). strtod reads "1.5" by the locale; see tr_json_num.
+ * ========================================================================= */
+
+typedef struct tri_json_in {
+    tr_json *j;
+    size_t   at, n;             /* next byte; end of the text, where a NUL stands */
+    int32_t  line;
+    int      depth;             /* containers open */
+    int64_t  cap;               /* nodes allocated */
+    uint32_t key, key_len;      /* the member being read, for messages; key 0: none */
+} tri_json_in;
+
+/* Bytes of the UTF-8 character at s, 0 if it is none: RFC 3629, so the shortest form only, no
+ * surrogates, at most U+10FFFF. s ends in NUL, which is no continuation byte. */
+static size_t tri_utf8(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t n = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    uint32_t c = s[0] & (0x7fu >> n);
+    if (n == 1) return 1;
+    if (s[0] < 0xc2 || s[0] > 0xf4) return 0;
+    for (size_t k = 1; k < n; k++) {
+        if ((s[k] & 0xc0) != 0x80) return 0;
+        c = c << 6 | (s[k] & 0x3fu);
+    }
+    if ((n == 3 && c < 0x800) || (n == 4 && c < 0x10000) || c > 0x10ffff) return 0;
+    return c >= 0xd800 && c <= 0xdfff ? 0 : n;
+}
+
+/* About 60 bytes of s[0..n) as a message may show them: what is no character, or a control
+ * character, becomes '?'. */
+typedef struct tri_shown { char s[68]; } tri_shown;
+static tri_shown tri_show(const char *s, size_t n)
+{
+    tri_shown b;
+    size_t i = 0, k = 0;
+    while (i < n && k < 60) {
+        size_t c = tri_utf8(s + i);
+        if (c == 0 || c > n - i || (unsigned char)s[i] < 0x20 || s[i] == 0x7f) {
+            b.s[k++] = '?';
+            i++;
+        } else
+            while (c--) b.s[k++] = s[i++];
+    }
+    strcpy(b.s + k, i < n ? "..." : "");
+    return b;
+}
+
+/* "config.json:12: rope_theta: what is wrong" */
+static tr_status tri_json_say(const tr_json *j, int32_t line, uint32_t key, uint32_t key_len,
+                              const char *what)
+{
+    if (!key) return tr_fail(j->ctx, TR_ERR_FORMAT, "%s:%d: %s", j->name, (int)line, what);
+    return tr_fail(j->ctx, TR_ERR_FORMAT, "%s:%d: %s: %s", j->name, (int)line,
+                   tri_show(j->text + key, key_len).s, what);
+}
+
+static TR_PRINTF(2, 3) tr_status tri_json_bad(const tri_json_in *in, const char *fmt, ...)
+{
+    char what[160];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    return tri_json_say(in->j, in->line, in->key, in->key_len, what);
+}
+
+static void tri_json_space(tri_json_in *in)
+{
+    for (;; in->at++) {
+        char c = in->j->text[in->at];
+        if (c == '\n' && in->line < INT32_MAX) in->line++;
+        if (c != ' ' && c != '\t' && c != '\n' && c != '\r') return;
+    }
+}
+
+static size_t tri_utf8_put(char *s, uint32_t c)
+{
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t k = n - 1; k > 0; k--) {
+        s[k] = (char)(0x80 | (c & 0x3f));
+        c >>= 6;
+    }
+    s[0] = (char)(n == 1 ? c : (0xf00u >> n & 0xf0u) | c);
+    return n;
+}
+
+/* Four hexadecimal digits as a number, -1 if they are not four. */
+static int32_t tri_hex4(const char *s)
+{
+    int32_t v = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = s[i];
+        int d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
+              : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (d < 0) return -1;
+        v = v * 16 + d;
+    }
+    return v;
+}
+
+/* The escape at text[*r] becomes UTF-8 at text[*w]; w <= r, and no escape is shorter than what it
+ * stands for. */
+static tr_status tri_json_escape(const tri_json_in *in, size_t *r, size_t *w)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    char *t = in->j->text;
+    const char *k = strchr(from, t[*r + 1]);
+    int32_t c, low;
+    if (k && *k) {
+        t[(*w)++] = to[k - from];
+        *r += 2;
+        return TR_OK;
+    }
+    if (t[*r + 1] != 'u')
+        return tri_json_bad(in, "\\%s is no escape in JSON", tri_show(t + *r + 1, 1).s);
+    c = tri_hex4(t + *r + 2);
+    if (c < 0) return tri_json_bad(in, "\\u without four hexadecimal digits");
+    if (c == 0) return tri_json_bad(in, "\\u0000 in a string");
+    *r += 6;
+    if (c >= 0xd800 && c <= 0xdbff) {
+        low = t[*r] == '\\' && t[*r + 1] == 'u' ? tri_hex4(t + *r + 2) : -1;
+        if (low < 0xdc00 || low > 0xdfff)
+            return tri_json_bad(in, "\\u%04x is half of a surrogate pair", (unsigned)c);
+        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+        *r += 6;
+    } else if (c >= 0xdc00 && c <= 0xdfff)
+        return tri_json_bad(in, "\\u%04x is half of a surrogate pair", (unsigned)c);
+    *w += tri_utf8_put(t + *w, (uint32_t)c);
+    return TR_OK;
+}
+
+/* The string whose opening quote is next: where it begins in text, and its unescaped length. */
+static tr_status tri_json_string(tri_json_in *in, uint32_t *str, uint32_t *len)
+{
+    char *t = in->j->text;
+    size_t r = in->at + 1, w = r, k;
+    *str = (uint32_t)r;
+    while (t[r] != '"') {
+        unsigned char c = (unsigned char)t[r];
+        if (c == '\n' || r >= in->n) return tri_json_bad(in, "a string without its closing quote");
+        if (c < 0x20) return tri_json_bad(in, "control character 0x%02x in a string", (unsigned)c);
+        if (c == '\\') {
+            TRI_TRY(tri_json_escape(in, &r, &w));
+            continue;
+        }
+        k = tri_utf8(t + r);
+        if (!k) return tri_json_bad(in, "byte 0x%02x in a string is not UTF-8", (unsigned)c);
+        while (k--) t[w++] = t[r++];
+    }
+    t[w] = 0;
+    *len = (uint32_t)(w - *str);
+    in->at = r + 1;
+    return TR_OK;
+}
+
+static size_t tri_digits(const char *s)
+{
+    size_t n = 0;
+    while (s[n] >= '0' && s[n] <= '9') n++;
+    return n;
+}
+
+/* number = [-] (0 | 1-9 digits) [. digits] [(e|E) [+|-] digits];  0 bytes if there is none */
+static size_t tri_json_number(const char *s)
+{
+    size_t n = s[0] == '-', d = tri_digits(s + n);
+    if (d == 0 || (d > 1 && s[n] == '0')) return 0;
+    n += d;
+    if (s[n] == '.') {
+        d = tri_digits(s + n + 1);
+        if (d == 0) return 0;
+        n += 1 + d;
+    }
+    if (s[n] == 'e' || s[n] == 'E') {
+        n += s[n + 1] == '+' || s[n + 1] == '-' ? 2 : 1;
+        d = tri_digits(s + n);
+        if (d == 0) return 0;
+        n += d;
+    }
+    return n;
+}
+
+/* A number, true, false or null. */
+static tr_status tri_json_token(tri_json_in *in, tr_json_node *v)
+{
+    const char *s = in->j->text + in->at;
+    size_t n = tri_json_number(s), k = 0;
+    v->type = TR_JSON_NUM;
+    if (!n && !strncmp(s, "true", 4))  { v->type = TR_JSON_BOOL; n = 4; }
+    if (!n && !strncmp(s, "false", 5)) { v->type = TR_JSON_BOOL; n = 5; }
+    if (!n && !strncmp(s, "null", 4))  { v->type = TR_JSON_NULL; n = 4; }
+    if (!n) {
+        while (s[k] && !strchr(" \t\r\n,:[]{}\"", s[k])) k++;
+        if (in->at >= in->n) return tri_json_bad(in, "the text ends where a value should stand");
+        return tri_json_bad(in, "'%s' is no value in JSON", tri_show(s, k ? k : 1).s);
+    }
+    v->str = (uint32_t)in->at;
+    v->str_len = (uint32_t)n;
+    in->at += n;
+    return TR_OK;
+}
+
+/* ---- sorting, here and in the next chapter ---- */
+
+typedef int (*tri_cmp_fn)(const void *user, const void *a, const void *b);
+
+/* Stable merge sort of n elements of e bytes; tmp holds half of them. Two halves that follow one
+ * another are left alone, so that sorted input takes n comparisons; any takes at most n log2 n. */
+static void tri_merge_sort(char *v, char *tmp, size_t n, size_t e, tri_cmp_fn cmp, const void *user)
+{
+    size_t h = n / 2 * e, end = n * e, i = 0, j = h;
+    if (n < 2) return;
+    tri_merge_sort(v, tmp, n / 2, e, cmp, user);
+    tri_merge_sort(v + h, tmp, n - n / 2, e, cmp, user);
+    if (cmp(user, v + h - e, v + h) <= 0) return;
+    memcpy(tmp, v, h);
+    while (i < h) {                             /* i + j - h are in place */
+        int second = j < end && cmp(user, tmp + i, v + j) > 0;
+        memcpy(v + i + j - h, second ? v + j : tmp + i, e);
+        if (second) j += e;
+        else i += e;
+    }
+}
+
+/* v [n] of elem bytes each, in the order of cmp; equal ones keep theirs. On failure as before. */
+static tr_status tri_sort(tr_ctx *ctx, void *v, int64_t n, size_t elem, tri_cmp_fn cmp,
+                          const void *user)
+{
+    void *tmp;
+    TRI_TRY(tri_alloc_n(ctx, &tmp, n / 2, elem));
+    if (n > 1) tri_merge_sort((char *)v, (char *)tmp, (size_t)n, elem, cmp, user);
+    tr_free(ctx, tmp);
+    return TR_OK;
+}
+
+/* ---- members ---- */
+
+typedef struct tri_json_name {
+    uint64_t hash;
+    const char *key;
+    const tr_json_node *node;
+} tri_json_name;
+
+static int tri_json_name_cmp(const void *user, const void *a, const void *b)
+{
+    const tri_json_name *x = (const tri_json_name *)a, *y = (const tri_json_name *)b;
+    (void)user;
+    if (x->hash != y->hash) return x->hash < y->hash ? -1 : 1;
+    return strcmp(x->key, y->key);
+}
+
+static tr_status tri_json_twice(const tr_json *j, const tr_json_node *v)
+{
+    return tri_json_say(j, v->line, v->key, v->key_len, "this key occurs twice in one object");
+}
+
+/* No name occurs twice among the children of obj. A few are compared pairwise; many are sorted by
+ * hash and then by name, so that names made to share a hash cost no more than a sort. */
+static tr_status tri_json_unique(const tr_json *j, const tr_json_node *obj)
+{
+    const tr_json_node *a, *b;
+    tri_json_name *v;
+    void *p;
+    int64_t i = 0;
+    tr_status s;
+    if (obj->count <= 8) {
+        for (b = tr_json_first(j, obj); b; b = tr_json_next(j, b))
+            for (a = tr_json_first(j, obj); a != b; a = tr_json_next(j, a))
+                if (a->key_len == b->key_len &&
+                    !memcmp(j->text + a->key, j->text + b->key, a->key_len))
+                    return tri_json_twice(j, b);
+        return TR_OK;
+    }
+    TRI_TRY(tri_alloc_n(j->ctx, &p, obj->count, sizeof *v));
+    v = (tri_json_name *)p;
+    for (a = tr_json_first(j, obj); a; a = tr_json_next(j, a), i++) {
+        v[i].node = a;
+        v[i].key = j->text + a->key;
+        v[i].hash = 0xcbf29ce484222325u;                    /* FNV-1a */
+        for (uint32_t k = 0; k < a->key_len; k++)
+            v[i].hash = (v[i].hash ^ (unsigned char)v[i].key[k]) * 0x100000001b3u;
+    }
+    s = tri_sort(j->ctx, v, i, sizeof *v, tri_json_name_cmp, NULL);
+    for (int64_t k = 1; s == TR_OK && k < i; k++)
+        if (!tri_json_name_cmp(NULL, &v[k - 1], &v[k])) s = tri_json_twice(j, v[k].node);
+    tr_free(j->ctx, p);
+    return s;
+}
+
+static tr_status tri_json_value(tri_json_in *in, uint32_t key, uint32_t key_len);
+
+/* "name" : */
+static tr_status tri_json_member(tri_json_in *in, uint32_t *key, uint32_t *key_len)
+{
+    if (in->j->text[in->at] != '"') {
+        if (in->at >= in->n) return tri_json_bad(in, "the text ends inside an object");
+        return tri_json_bad(in, "'%s' where a key in quotes should stand",
+                            tri_show(in->j->text + in->at, 1).s);
+    }
+    TRI_TRY(tri_json_string(in, key, key_len));
+    in->key = *key;
+    in->key_len = *key_len;
+    tri_json_space(in);
+    if (in->j->text[in->at] != ':') return tri_json_bad(in, "no ':' after the key");
+    in->at++;
+    tri_json_space(in);
+    return TR_OK;
+}
+
+/* { members } or [ items ]; its opening bracket is next, its node is `self`. Nodes move while the
+ * array grows, so they are known by index. */
+static tr_status tri_json_container(tri_json_in *in, uint32_t self, char close)
+{
+    const char *t = in->j->text;
+    uint32_t key = in->key, key_len = in->key_len, k = 0, k_len = 0, last = 0, child, count = 0;
+    if (++in->depth > TR_JSON_MAX_DEPTH)
+        return tri_json_bad(in, "nested deeper than %d", TR_JSON_MAX_DEPTH);
+    in->at++;
+    tri_json_space(in);
+    while (t[in->at] != close || count) {
+        if (close == '}') TRI_TRY(tri_json_member(in, &k, &k_len));
+        child = in->j->n;
+        TRI_TRY(tri_json_value(in, k, k_len));
+        if (last) in->j->node[last].next = child;
+        last = child;
+        count++;
+        in->key = key;
+        in->key_len = key_len;
+        tri_json_space(in);
+        if (t[in->at] == close) break;
+        if (in->at >= in->n)
+            return tri_json_bad(in, "the text ends before '%c'", close);
+        if (t[in->at] != ',')
+            return tri_json_bad(in, "'%s' where ',' or '%c' should stand",
+                                tri_show(t + in->at, 1).s, close);
+        in->at++;
+        tri_json_space(in);
+        if (t[in->at] == close) return tri_json_bad(in, "a comma before '%c'", close);
+    }
+    in->at++;
+    in->depth--;
+    in->j->node[self].count = count;
+    return close == '}' ? tri_json_unique(in->j, &in->j->node[self]) : TR_OK;
+}
+
+/* Any value, as the next node. key 0: it has no name. */
+static tr_status tri_json_value(tri_json_in *in, uint32_t key, uint32_t key_len)
+{
+    tr_json *j = in->j;
+    uint32_t self = j->n;
+    void *p = j->node;
+    tr_json_node v;
+    char c = j->text[in->at];
+    tr_status s = tri_grow(j->ctx, &p, &in->cap, j->n, sizeof v);
+    j->node = (tr_json_node *)p;
+    if (s != TR_OK) return s;
+    memset(&v, 0, sizeof v);
+    v.line = in->line;
+    v.key = key;
+    v.key_len = key_len;
+    v.str = (uint32_t)in->n;        /* where the text is empty: containers have no token */
+    j->n++;                         /* < 2^31: a value takes two bytes of text, with its comma */
+    if (c == '{' || c == '[') {
+        v.type = c == '{' ? TR_JSON_OBJECT : TR_JSON_ARRAY;
+        j->node[self] = v;
+        return tri_json_container(in, self, c == '{' ? '}' : ']');
+    }
+    if (c == '"') {
+        v.type = TR_JSON_STR;
+        TRI_TRY(tri_json_string(in, &v.str, &v.str_len));
+    } else
+        TRI_TRY(tri_json_token(in, &v));
+    j->node[self] = v;
+    return TR_OK;
+}
+
+static tr_status tri_json_text(tri_json_in *in)
+{
+    tr_json *j = in->j;
+    if (in->n >= 3 && !memcmp(j->text, "\xef\xbb\xbf", 3))
+        return tri_json_bad(in, "a byte order mark before the text; save it as plain UTF-8");
+    tri_json_space(in);
+    TRI_TRY(tri_json_value(in, 0, 0));
+    tri_json_space(in);
+    if (in->at < in->n)
+        return tri_json_bad(in, "'%s' after the end of the value",
+                            tri_show(j->text + in->at, 1).s);
+    /* What follows a token has been read by now, so it too can end in NUL. */
+    for (uint32_t i = 0; i < j->n; i++) j->text[j->node[i].str + j->node[i].str_len] = 0;
+    return TR_OK;
+}
+
+tr_status tr_json_parse(tr_ctx *ctx, tr_json *out, const char *name, const char *text, size_t n)
+{
+    tri_json_in in;
+    char *copy;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    memset(&in, 0, sizeof in);
+    if (n >= UINT32_MAX)
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: %llu bytes of JSON; at most 4 GiB are read", name,
+                       (unsigned long long)n);
+    out->ctx = ctx;
+    in.j = out;
+    in.n = n;
+    in.line = 1;
+    s = tri_strdup(ctx, &copy, name, strlen(name));
+    out->name = copy;
+    if (s == TR_OK) s = tri_strdup(ctx, &out->text, text, n);
+    if (s == TR_OK) s = tri_json_text(&in);
+    if (s != TR_OK) tr_json_free(out);
+    return s;
+}
+
+tr_status tr_json_load(tr_ctx *ctx, tr_json *out, const char *path)
+{
+    unsigned char *map;
+    size_t bytes;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    TRI_TRY(tri_os_map(ctx, path, &map, &bytes));
+    s = tr_json_parse(ctx, out, path, (const char *)map, bytes);
+    tri_os_unmap(ctx, map, bytes);
+    return s;
+}
+
+void tr_json_free(tr_json *j)
+{
+    if (j->ctx) {
+        tr_free(j->ctx, (void *)(uintptr_t)j->name);    /* const for readers; ours to free */
+        tr_free(j->ctx, j->text);
+        tr_free(j->ctx, j->node);
+    }
+    memset(j, 0, sizeof *j);
+}
+
+/* ---- reading values ---- */
+
+const tr_json_node *tr_json_first(const tr_json *j, const tr_json_node *parent)
+{
+    (void)j;
+    return parent && parent->count ? parent + 1 : NULL;
+}
+
+const tr_json_node *tr_json_next(const tr_json *j, const tr_json_node *n)
+{
+    return n->next ? &j->node[n->next] : NULL;
+}
+
+const tr_json_node *tr_json_get(const tr_json *j, const tr_json_node *obj, const char *key)
+{
+    size_t n = strlen(key);
+    const tr_json_node *v;
+    if (!obj || obj->type != TR_JSON_OBJECT) return NULL;
+    for (v = tr_json_first(j, obj); v; v = tr_json_next(j, v))
+        if (v->key_len == n && !memcmp(j->text + v->key, key, n)) return v;
+    return NULL;
+}
+
+const char *tr_json_key(const tr_json *j, const tr_json_node *n)
+{
+    return n->key ? j->text + n->key : "";
+}
+
+const char *tr_json_str(const tr_json *j, const tr_json_node *n) { return j->text + n->str; }
+
+const char *tr_json_type_str(tr_json_type t)
+{
+    static const char *const text[] = { "null", "true or false", "a number", "a string", "an array",
+                                        "an object" };
+    return (int)t >= 0 && t <= TR_JSON_OBJECT ? text[t] : "unknown";
+}
+
+/* "config.json:12: hidden_size: 1e3 is no integer", "...: an array is no integer" */
+static tr_status tri_json_not(const tr_json *j, const tr_json_node *n, const char *what)
+{
+    char text[160];
+    const char *quote = n && n->type == TR_JSON_STR ? "\"" : "";
+    if (!n) return tr_fail(j->ctx, TR_ERR_MISSING, "%s: a value is missing", j->name);
+    if (n->type >= TR_JSON_ARRAY)
+        snprintf(text, sizeof text, "%s is %s", tr_json_type_str(n->type), what);
+    else
+        snprintf(text, sizeof text, "%s%s%s is %s", quote,
+                 tri_show(j->text + n->str, n->str_len).s, quote, what);
+    return tri_json_say(j, n->line, n->key, n->key_len, text);
+}
+
+tr_status tr_json_int(const tr_json *j, const tr_json_node *n, int64_t *out)
+{
+    const char *s;
+    int neg;
+    uint64_t v = 0, d;
+    *out = 0;
+    if (!n || n->type != TR_JSON_NUM) return tri_json_not(j, n, "no integer");
+    s = tr_json_str(j, n);
+    neg = *s == '-';
+    for (s += neg; *s; s++) {
+        if (*s < '0' || *s > '9') return tri_json_not(j, n, "no integer");
+        d = (uint64_t)(*s - '0');
+        if (v > ((uint64_t)INT64_MAX + (uint64_t)neg - d) / 10)
+            return tri_json_not(j, n, "no integer of 64 bits");
+        v = v * 10 + d;
+    }
+    *out = !neg ? (int64_t)v : v ? -(int64_t)(v - 1) - 1 : 0;
+    return TR_OK;
+}
+
+/* strtod takes its decimal point from the locale, so it is given none: 12.5e3 is handed over as
+ * 125e2. Beyond 800 digits only "is there another digit but 0" can matter, because a point halfway
+ * between two doubles has at most 768 of them; that is one more digit 1. */
+tr_status tr_json_num(const tr_json *j, const tr_json_node *n, double *out)
+{
+    enum { MOST = 800 };
+    char b[MOST + 40];
+    const char *s;
+    size_t k = 0, first;
+    int64_t e = 0, x = 0;           /* exponent of the digits kept; as written */
+    int point = 0, more = 0, neg;
+    *out = 0;
+    if (!n || n->type != TR_JSON_NUM) return tri_json_not(j, n, "no number");
+    s = tr_json_str(j, n);
+    if (*s == '-') b[k++] = *s++;
+    b[k++] = '0';
+    for (first = k; *s && *s != 'e' && *s != 'E'; s++) {
+        if (*s == '.') { point = 1; continue; }
+        e -= point;
+        if (k == first && *s == '0') continue;      /* leading zeros carry nothing */
+        if (k - first < MOST) b[k++] = *s;
+        else { more |= *s != '0'; e++; }
+    }
+    if (more) { b[k++] = '1'; e--; }
+    if (*s) {
+        s++;
+        neg = *s == '-';
+        s += *s == '-' || *s == '+';
+        for (; *s; s++) if (x < 1000000000000) x = x * 10 + (*s - '0');
+        e += neg ? -x : x;
+    }
+    snprintf(b + k, sizeof b - k, "e%lld", (long long)e);
+    *out = strtod(b, NULL);
+    if (!(*out - *out == 0)) {
+        *out = 0;
+        return tri_json_not(j, n, "beyond the range of binary64");
+    }
+    return TR_OK;
+}
+
+tr_status tr_json_bool(const tr_json *j, const tr_json_node *n, int *out)
+{
+    *out = 0;
+    if (!n || n->type != TR_JSON_BOOL) return tri_json_not(j, n, "neither true nor false");
+    *out = tr_json_str(j, n)[0] == 't';
+    return TR_OK;
+}
+
+/* ============================================================================
  * 36. The system {os}
  *
  * Everything that differs between systems: what a path is, a file as memory, the names in a

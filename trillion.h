@@ -3514,6 +3514,971 @@ tr_status tr_json_bool(const tr_json *j, const tr_json_node *n, int *out)
 }
 
 /* ============================================================================
+ * 24. Safetensors {st}
+ *
+ *     byte 0    H, the length of the header: 8 bytes, little-endian
+ *          8    the header: H bytes of JSON that begin with '{' and may end in blanks
+ *        8+H    the data area, to the end of the file
+ *
+ *     { "__metadata__": { "format": "pt" },                        optional; strings to strings
+ *       "a.weight": { "dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12] },
+ *       "a.scale":  { "dtype": "F32",  "shape": [],     "data_offsets": [12, 16] } }
+ *
+ * What holds for every file that opens:
+ *   (1) 8 + H is at most the file's size, and H at most 512 MiB;
+ *   (2) an entry has these three members and no other, its dtype is a tr_dtype, its name holds
+ *       no control character, and no name occurs twice;
+ *   (3) begin <= end, and end - begin is the product of the shape times the bits of an element, in
+ *       whole bytes;
+ *   (4) offsets count from the data area, whose end no tensor passes;
+ *   (5) tensors do not overlap and, unless lenient, leave no byte of the data area out.
+ * A shape of [] is one number; a 0 in a shape is no bytes. F4 counts elements, two in a byte.
+ *
+ * Traps: nothing in the format aligns data. Today's writers pad the header to 8 bytes and sort by
+ * element size; older ones did neither, and a double at an odd address must not be read in place.
+ * Such tensors are copied when the file is opened (`copied` counts their bytes).
+ * ========================================================================= */
+
+#define TRI_ST_HEADER_MAX ((uint64_t)512 << 20)
+
+/* The numbers of array a into v, none negative. */
+static tr_status tri_st_ints(const tr_json *j, const tr_json_node *a, int64_t *v)
+{
+    const tr_json_node *x;
+    for (x = tr_json_first(j, a); x; x = tr_json_next(j, x), v++) {
+        TRI_TRY(tr_json_int(j, x, v));
+        if (*v < 0)
+            return tr_fail(j->ctx, TR_ERR_FORMAT, "%s holds %lld", tr_json_key(j, a),
+                           (long long)*v);
+    }
+    return TR_OK;
+}
+
+/* (3): the product of the shape times bits / 8. Zeros count as one while the product is checked:
+ * strides are products of the dimensions behind them, and must not overflow either. */
+static tr_status tri_st_bytes(tr_ctx *ctx, size_t *bytes, const tr_view *v)
+{
+    int64_t n = 1, bits = tr_dtype_get(v->dtype)->bits;
+    int empty = 0;
+    for (int k = 0; k < v->rank; k++) {
+        if (v->shape[k] == 0) { empty = 1; continue; }
+        if (v->shape[k] > INT64_MAX / bits / n)
+            return tr_fail(ctx, TR_ERR_RANGE, "the product of its shape overflows");
+        n *= v->shape[k];
+    }
+    if (empty) n = 0;
+    if (n * bits % 8)
+        return tr_fail(ctx, TR_ERR_SHAPE, "%lld elements of %lld bits do not fill bytes",
+                       (long long)n, (long long)bits);
+    if ((uint64_t)(n * bits / 8) > SIZE_MAX / 4)
+        return tr_fail(ctx, TR_ERR_RANGE, "too large for this machine");
+    *bytes = (size_t)(n * bits / 8);
+    return TR_OK;
+}
+
+/* (2): the three members of a tensor's description. */
+static tr_status tri_st_fields(const tr_json *j, const tr_json_node *m,
+                               const tr_json_node *field[3])
+{
+    static const char *const name[3] = { "dtype", "shape", "data_offsets" };
+    static const tr_json_type type[3] = { TR_JSON_STR, TR_JSON_ARRAY, TR_JSON_ARRAY };
+    const tr_json_node *x;
+    if (m->type != TR_JSON_OBJECT)
+        return tr_fail(j->ctx, TR_ERR_FORMAT, "its description is %s", tr_json_type_str(m->type));
+    for (const char *c = tr_json_key(j, m); *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            return tr_fail(j->ctx, TR_ERR_FORMAT, "a control character in its name");
+    for (int i = 0; i < 3; i++) field[i] = NULL;
+    for (x = tr_json_first(j, m); x; x = tr_json_next(j, x)) {
+        int i = 0;
+        while (i < 3 && strcmp(tr_json_key(j, x), name[i])) i++;
+        if (i == 3)
+            return tr_fail(j->ctx, TR_ERR_FORMAT, "unknown member \"%s\"",
+                           tri_show(tr_json_key(j, x), x->key_len).s);
+        if (x->type != type[i])
+            return tr_fail(j->ctx, TR_ERR_FORMAT, "%s is %s", name[i], tr_json_type_str(x->type));
+        field[i] = x;
+    }
+    for (int i = 0; i < 3; i++)
+        if (!field[i]) return tr_fail(j->ctx, TR_ERR_FORMAT, "no %s", name[i]);
+    return TR_OK;
+}
+
+/* Member m of the header as e; the data pointer comes later. */
+static tr_status tri_st_member(const tr_json *j, const tr_json_node *m, tr_st_entry *e)
+{
+    const tr_json_node *field[3];
+    int64_t shape[TR_MAX_RANK], offset[2];
+    tr_dtype dtype = TR_U8;
+    size_t bytes;
+    e->name = tr_json_key(j, m);
+    TRI_TRY(tri_st_fields(j, m, field));
+    if (tr_dtype_parse(j->ctx, &dtype, tr_json_str(j, field[0]), field[0]->str_len) != TR_OK)
+        return tr_fail(j->ctx, TR_ERR_DTYPE, "unknown dtype \"%s\"",
+                       tri_show(tr_json_str(j, field[0]), field[0]->str_len).s);
+    if (field[1]->count > TR_MAX_RANK)
+        return tr_fail(j->ctx, TR_ERR_UNSUPPORTED, "%u dimensions; at most %d are read",
+                       (unsigned)field[1]->count, TR_MAX_RANK);
+    if (field[2]->count != 2)
+        return tr_fail(j->ctx, TR_ERR_FORMAT, "data_offsets holds %u numbers, not 2",
+                       (unsigned)field[2]->count);
+    TRI_TRY(tri_st_ints(j, field[1], shape));
+    TRI_TRY(tri_st_ints(j, field[2], offset));
+    e->view = tr_view_of(NULL, dtype, 0, NULL);
+    e->view.rank = (int)field[1]->count;
+    memcpy(e->view.shape, shape, (size_t)e->view.rank * sizeof *shape);
+    TRI_TRY(tri_st_bytes(j->ctx, &bytes, &e->view));
+    e->view = tr_view_of(NULL, dtype, e->view.rank, shape);
+    if (offset[0] > offset[1] || (uint64_t)(offset[1] - offset[0]) != bytes)
+        return tr_fail(j->ctx, TR_ERR_FORMAT, "data_offsets are [%lld, %lld], but type and shape "
+                       "need %llu bytes", (long long)offset[0], (long long)offset[1],
+                       (unsigned long long)bytes);
+    if ((uint64_t)offset[1] > SIZE_MAX / 2)     /* of 32 bits */
+        return tr_fail(j->ctx, TR_ERR_RANGE, "too large for this machine");
+    e->begin = (size_t)offset[0];
+    e->bytes = bytes;
+    return TR_OK;
+}
+
+/* (1), and where the data area begins. */
+static tr_status tri_st_length(tr_ctx *ctx, tr_st *f)
+{
+    uint64_t h = 0, size = f->map_bytes;
+    if (size < 8)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%llu bytes are too few for a safetensors file",
+                       (unsigned long long)size);
+    for (int k = 7; k >= 0; k--) h = h << 8 | f->map[k];
+    if (h > size - 8)
+        return tr_fail(ctx, TR_ERR_FORMAT, "a header of %llu bytes in a file of %llu: truncated, "
+                       "or no safetensors file", (unsigned long long)h, (unsigned long long)size);
+    if (h > TRI_ST_HEADER_MAX)
+        return tr_fail(ctx, TR_ERR_FORMAT, "a header of %llu bytes; at most %llu are read",
+                       (unsigned long long)h, (unsigned long long)TRI_ST_HEADER_MAX);
+    if (h == 0 || f->map[8] != '{')
+        return tr_fail(ctx, TR_ERR_FORMAT, "no '{' where the header begins: no safetensors file");
+    f->data_at = 8 + (size_t)h;
+    return TR_OK;
+}
+
+/* (4) and (5), over entries in order of offset. */
+static tr_status tri_st_tile(tr_ctx *ctx, tr_st *f, int lenient)
+{
+    size_t data = f->map_bytes - f->data_at, at = 0;
+    const tr_st_entry *e, *end = f->entry + f->n, *last = f->entry;
+    for (e = f->entry; e < end; e++)
+        if (e->begin + e->bytes > last->begin + last->bytes) last = e;
+    if (last < end && last->begin + last->bytes > data)
+        return tr_fail(ctx, TR_ERR_FORMAT, "truncated: its tensors need a file of %llu bytes, and "
+                       "it has %llu; \"%s\" ends beyond",
+                       (unsigned long long)(f->data_at + last->begin + last->bytes),
+                       (unsigned long long)f->map_bytes, last->name);
+    for (e = f->entry; e < end; e++) {
+        if (e->begin < at)
+            return tr_fail(ctx, TR_ERR_FORMAT, "tensors \"%s\" and \"%s\" overlap at byte %llu of "
+                           "the data", e[-1].name, e->name, (unsigned long long)e->begin);
+        if (e->begin > at && !lenient)
+            return tr_fail(ctx, TR_ERR_FORMAT, "a hole: bytes %llu to %llu of the data, before "
+                           "tensor \"%s\", are in no tensor", (unsigned long long)at,
+                           (unsigned long long)e->begin, e->name);
+        f->holes += e->begin - at;
+        at = e->begin + e->bytes;
+    }
+    f->trailing = data - at;
+    if (f->trailing && !lenient)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%llu trailing bytes after the last tensor",
+                       (unsigned long long)f->trailing);
+    if (f->holes || f->trailing)
+        tr_warn(ctx, "%s: %llu bytes between tensors and %llu trailing bytes are in no tensor",
+                f->path, (unsigned long long)f->holes, (unsigned long long)f->trailing);
+    return TR_OK;
+}
+
+static tr_status tri_st_meta_ok(const tr_json *j, const tr_json_node *m)
+{
+    const tr_json_node *x;
+    if (m->type != TR_JSON_OBJECT)
+        return tr_fail(j->ctx, TR_ERR_FORMAT, "__metadata__ is %s", tr_json_type_str(m->type));
+    for (x = tr_json_first(j, m); x; x = tr_json_next(j, x))
+        if (x->type != TR_JSON_STR)
+            return tr_fail(j->ctx, TR_ERR_FORMAT, "__metadata__: \"%s\" is %s, not a string",
+                           tri_show(tr_json_key(j, x), x->key_len).s, tr_json_type_str(x->type));
+    return TR_OK;
+}
+
+static int tri_st_by_begin(const void *user, const void *a, const void *b)
+{
+    const tr_st_entry *x = (const tr_st_entry *)a, *y = (const tr_st_entry *)b;
+    (void)user;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;      /* empty ones come first */
+}
+
+static int tri_st_by_name(const void *user, const void *a, const void *b)
+{
+    (void)user;
+    return strcmp((*(tr_st_entry *const *)a)->name, (*(tr_st_entry *const *)b)->name);
+}
+
+/* Entries come in the header's order; now in order of offset, and by_name. */
+static tr_status tri_st_arrange(tr_ctx *ctx, tr_st *f)
+{
+    void *p;
+    TRI_TRY(tri_sort(ctx, f->entry, f->n, sizeof *f->entry, tri_st_by_begin, NULL));
+    TRI_TRY(tri_alloc_n(ctx, &p, f->n, sizeof *f->by_name));
+    f->by_name = (tr_st_entry **)p;
+    for (int64_t i = 0; i < f->n; i++) f->by_name[i] = &f->entry[i];
+    return tri_sort(ctx, f->by_name, f->n, sizeof *f->by_name, tri_st_by_name, NULL);
+}
+
+/* Everything but the data pointers, from a map of which only the header need be there. */
+static tr_status tri_st_header(tr_ctx *ctx, tr_st *f, int lenient)
+{
+    const tr_json *j = &f->header;
+    const tr_json_node *m;
+    void *p;
+    TRI_TRY(tri_st_length(ctx, f));
+    TRI_TRY(tr_json_parse(ctx, &f->header, "header", (const char *)f->map + 8, f->data_at - 8));
+    TRI_TRY(tri_alloc_n(ctx, &p, (int64_t)j->node->count + 1, sizeof *f->entry));   /* never NULL */
+    f->entry = (tr_st_entry *)p;
+    for (m = tr_json_first(j, j->node); m; m = tr_json_next(j, m)) {
+        tr_status s;
+        if (!strcmp(tr_json_key(j, m), "__metadata__")) {
+            TRI_TRY(tri_st_meta_ok(j, m));
+            continue;
+        }
+        s = tri_st_member(j, m, &f->entry[f->n++]);
+        if (s != TR_OK)
+            return tr_fail_in(ctx, s, "tensor \"%s\"", tri_show(tr_json_key(j, m), m->key_len).s);
+    }
+    TRI_TRY(tri_st_arrange(ctx, f));
+    return tri_st_tile(ctx, f, lenient);
+}
+
+/* Bytes to set aside for a tensor that lies off its element's alignment, a multiple of TRI_ALIGN;
+ * 0 if it can be read where it is. */
+static size_t tri_st_off(const tr_st_entry *e)
+{
+    int size = tr_dtype_get(e->view.dtype)->bits / 8;
+    if (size < 2 || (uintptr_t)e->view.data % (unsigned)size == 0) return 0;
+    return (e->bytes + TRI_ALIGN - 1) / TRI_ALIGN * TRI_ALIGN;
+}
+
+static tr_status tri_st_place(tr_ctx *ctx, tr_st *f)
+{
+    tr_st_entry *e, *end = f->entry + f->n;
+    size_t at = 0, off;
+    void *p;
+    for (e = f->entry; e < end; e++) {
+        e->view.data = f->map + f->data_at + e->begin;
+        at += tri_st_off(e);
+    }
+    TRI_TRY(tr_alloc(ctx, &p, at));
+    f->copy = (unsigned char *)p;
+    for (e = f->entry, at = 0; e < end; e++, at += off) {
+        off = tri_st_off(e);
+        if (!off) continue;
+        memcpy(f->copy + at, e->view.data, e->bytes);
+        e->view.data = f->copy + at;
+        f->copied += e->bytes;
+    }
+    return TR_OK;
+}
+
+tr_status tr_st_open(tr_ctx *ctx, tr_st *out, const char *path, int lenient)
+{
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    s = tri_strdup(ctx, &out->path, path, strlen(path));
+    if (s == TR_OK) s = tri_os_map(ctx, path, &out->map, &out->map_bytes);
+    if (s == TR_OK) {
+        s = tri_st_header(ctx, out, lenient);
+        if (s == TR_OK) s = tri_st_place(ctx, out);
+        if (s != TR_OK) tr_fail_in(ctx, s, "%s", path);
+    }
+    if (s != TR_OK) tr_st_close(ctx, out);
+    return s;
+}
+
+void tr_st_close(tr_ctx *ctx, tr_st *f)
+{
+    tri_os_unmap(ctx, f->map, f->map_bytes);
+    tr_json_free(&f->header);
+    tr_free(ctx, f->entry);
+    tr_free(ctx, f->by_name);
+    tr_free(ctx, f->copy);
+    tr_free(ctx, f->path);
+    memset(f, 0, sizeof *f);
+}
+
+/* By halving: v [n] is sorted by name. */
+static tr_st_entry *tri_st_search(tr_st_entry *const *v, int64_t n, const char *name)
+{
+    int64_t lo = 0, hi = n;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(v[mid]->name, name);
+        if (c == 0) return v[mid];
+        if (c < 0) lo = mid + 1;
+        else hi = mid;
+    }
+    return NULL;
+}
+
+const tr_st_entry *tr_st_find(const tr_st *f, const char *name)
+{
+    return tri_st_search(f->by_name, f->n, name);
+}
+
+const char *tr_st_meta(const tr_st *f, const char *key)
+{
+    const tr_json_node *m = tr_json_get(&f->header, f->header.node, "__metadata__");
+    const tr_json_node *x = tr_json_get(&f->header, m, key);
+    return x ? tr_json_str(&f->header, x) : NULL;
+}
+
+/* ---- a folder of shards ----
+ *
+ * model.safetensors.index.json:
+ *     { "metadata": { "total_size": 1560860324864 },
+ *       "weight_map": { "a.weight": "model-00017-of-000096.safetensors", ... } }
+ *
+ * With an index its files are read, and each must hold the tensors that the index puts there, no
+ * more and no fewer. Without one, model.safetensors; else all of model-I-of-N. I and N have five
+ * or six digits, not always the same number of them. */
+
+typedef struct tri_seen { char *name; int used; } tri_seen;     /* a *.safetensors of the folder */
+typedef struct tri_want { const char *name; int64_t first, n; } tri_want;   /* a shard to read */
+
+typedef struct tri_folder {
+    const char *dir;
+    tri_seen *seen;  int64_t n_seen, seen_cap;      /* sorted by name */
+    tri_want *want;  int64_t n_want, want_cap;      /* its members are member[first .. first + n) */
+    char     *absent;                               /* the name of a shard that is not there */
+    int       has_index;
+    tr_json   index;
+    const tr_json_node *map;                        /* weight_map; NULL without an index */
+    const tr_json_node **member;                    /* [map->count] by file, then by tensor */
+} tri_folder;
+
+static int tri_ends_in(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* One name of the folder: a tri_os_name_fn. */
+static tr_status tri_folder_name(void *user, tr_ctx *ctx, const char *name)
+{
+    tri_folder *d = (tri_folder *)user;
+    void *p = d->seen;
+    tr_status s;
+    if (!strcmp(name, "model.safetensors.index.json")) d->has_index = 1;
+    if (!tri_ends_in(name, ".safetensors")) return TR_OK;
+    s = tri_grow(ctx, &p, &d->seen_cap, d->n_seen, sizeof *d->seen);
+    d->seen = (tri_seen *)p;
+    if (s == TR_OK) s = tri_strdup(ctx, &d->seen[d->n_seen].name, name, strlen(name));
+    if (s == TR_OK) d->n_seen++;
+    return s;
+}
+
+static int tri_seen_cmp(const void *user, const void *a, const void *b)
+{
+    (void)user;
+    return strcmp(((const tri_seen *)a)->name, ((const tri_seen *)b)->name);
+}
+
+/* What is there, sorted, since a system lists names in any order. */
+static tr_status tri_folder_list(tr_ctx *ctx, tri_folder *d)
+{
+    TRI_TRY(tri_os_list(ctx, d->dir, tri_folder_name, d));
+    return tri_sort(ctx, d->seen, d->n_seen, sizeof *d->seen, tri_seen_cmp, NULL);
+}
+
+static tri_seen *tri_folder_find(const tri_folder *d, const char *name)
+{
+    int64_t lo = 0, hi = d->n_seen;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo) / 2;
+        int c = strcmp(d->seen[mid].name, name);
+        if (c == 0) return &d->seen[mid];
+        if (c < 0) lo = mid + 1;
+        else hi = mid;
+    }
+    return NULL;
+}
+
+/* name stays where it is. */
+static tr_status tri_folder_want(tr_ctx *ctx, tri_folder *d, const char *name, int64_t first)
+{
+    void *p = d->want;
+    tr_status s = tri_grow(ctx, &p, &d->want_cap, d->n_want, sizeof *d->want);
+    d->want = (tri_want *)p;
+    if (s != TR_OK) return s;
+    d->want[d->n_want].name = name;
+    d->want[d->n_want].first = first;
+    d->want[d->n_want++].n = 0;
+    return TR_OK;
+}
+
+/* An index may name files beside itself, and no others. */
+static tr_status tri_shard_name_ok(const tr_json *j, const tr_json_node *m)
+{
+    const char *name = tr_json_str(j, m);
+    int ok = m->type == TR_JSON_STR && tri_ends_in(name, ".safetensors") && !strstr(name, "..") &&
+             !strpbrk(name, "/\\:");
+    for (const char *c = name; ok && *c; c++) ok = (unsigned char)*c >= 0x20 && *c != 0x7f;
+    if (ok) return TR_OK;
+    return tr_fail(j->ctx, TR_ERR_FORMAT, "%s:%d: %s: \"%s\" is no name of a .safetensors file "
+                   "beside the index", j->name, (int)m->line,
+                   tri_show(tr_json_key(j, m), m->key_len).s, tri_show(name, m->str_len).s);
+}
+
+static int tri_member_cmp(const void *user, const void *a, const void *b)
+{
+    const tr_json *j = (const tr_json *)user;
+    const tr_json_node *x = *(const tr_json_node *const *)a, *y = *(const tr_json_node *const *)b;
+    int c = strcmp(tr_json_str(j, x), tr_json_str(j, y));
+    return c ? c : strcmp(tr_json_key(j, x), tr_json_key(j, y));
+}
+
+/* Sorted by file, the index's members fall into one run a shard. */
+static tr_status tri_folder_index(tr_ctx *ctx, tri_folder *d, const char *path)
+{
+    const tr_json *j = &d->index;
+    const tr_json_node *m;
+    void *p;
+    int64_t n = 0;
+    TRI_TRY(tr_json_load(ctx, &d->index, path));
+    for (m = tr_json_first(j, j->node); m; m = tr_json_next(j, m))
+        if (strcmp(tr_json_key(j, m), "weight_map") && strcmp(tr_json_key(j, m), "metadata"))
+            tr_warn(ctx, "%s: \"%s\" is not used", path, tri_show(tr_json_key(j, m), m->key_len).s);
+    m = tr_json_get(j, j->node, "weight_map");
+    if (!m || m->type != TR_JSON_OBJECT || m->count == 0)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: weight_map is %s", path,
+                       !m ? "missing" : m->type == TR_JSON_OBJECT ? "empty" : "no object");
+    d->map = m;
+    TRI_TRY(tri_alloc_n(ctx, &p, m->count, sizeof *d->member));
+    d->member = (const tr_json_node **)p;
+    for (m = tr_json_first(j, d->map); m; m = tr_json_next(j, m)) {
+        TRI_TRY(tri_shard_name_ok(j, m));
+        d->member[n++] = m;
+    }
+    TRI_TRY(tri_sort(ctx, (void *)d->member, n, sizeof *d->member, tri_member_cmp, j));
+    for (int64_t i = 0; i < n; i++) {
+        const char *file = tr_json_str(j, d->member[i]);
+        if (i == 0 || strcmp(d->want[d->n_want - 1].name, file))
+            TRI_TRY(tri_folder_want(ctx, d, file, i));
+        d->want[d->n_want - 1].n++;
+    }
+    return TR_OK;
+}
+
+/* The 17 and the 96 of "model-00017-of-000096.safetensors"; 0 if it is no such name. */
+static int tri_shard_number(const char *name, int64_t *i, int64_t *of)
+{
+    size_t a, b;
+    if (strncmp(name, "model-", 6)) return 0;
+    a = tri_digits(name + 6);
+    if ((a != 5 && a != 6) || strncmp(name + 6 + a, "-of-", 4)) return 0;
+    b = tri_digits(name + 10 + a);
+    if ((b != 5 && b != 6) || strcmp(name + 10 + a + b, ".safetensors")) return 0;
+    *i = strtol(name + 6, NULL, 10);
+    *of = strtol(name + 10 + a, NULL, 10);
+    return 1;
+}
+
+/* All of model-I-of-N. The first that is not there gets the name it should have. */
+static tr_status tri_folder_numbered(tr_ctx *ctx, tri_folder *d)
+{
+    const char *one = NULL;
+    int64_t i = 0, of = 0, n = 0, k = 0;
+    for (int64_t f = 0; f < d->n_seen; f++) {
+        const char *name = d->seen[f].name;
+        if (!tri_shard_number(name, &i, &of)) continue;
+        if (!one) { one = name; n = of; }
+        for (; k < n; k++) TRI_TRY(tri_folder_want(ctx, d, NULL, 0));
+        if (of != n)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: %s and %s belong to different sets, and no "
+                           "index tells which is meant", d->dir, one, name);
+        if (i < 1 || i > n)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: %s is number %lld of %lld", d->dir, name,
+                           (long long)i, (long long)n);
+        if (d->want[i - 1].name)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: %s and %s have the same number", d->dir,
+                           d->want[i - 1].name, name);
+        d->want[i - 1].name = name;
+    }
+    if (!one)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: no model.safetensors.index.json, no "
+                       "model.safetensors and no model-*-of-*.safetensors in this folder", d->dir);
+    TRI_TRY(tri_strdup(ctx, &d->absent, one, strlen(one)));
+    for (k = n; k > 0; k--) if (!d->want[k - 1].name) {
+        size_t digits = tri_digits(one + 6);
+        snprintf(d->absent, strlen(one) + 1, "model-%0*lld%s", (int)digits, (long long)k,
+                 one + 6 + digits);
+        d->want[k - 1].name = d->absent;
+    }
+    return TR_OK;
+}
+
+/* Every wanted file is there; those that are there and not wanted are named in a warning. */
+static tr_status tri_folder_check(tr_ctx *ctx, tri_folder *d)
+{
+    const char *missing = NULL;
+    char line[512] = "";
+    int64_t here = 0, others = 0;
+    size_t n = 0;
+    for (int64_t i = 0; i < d->n_want; i++) {
+        tri_seen *f = tri_folder_find(d, d->want[i].name);
+        if (f) { f->used = 1; here++; }
+        else if (!missing) missing = d->want[i].name;
+    }
+    if (missing)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: %lld of %lld shards are here; %s is missing%s",
+                       d->dir, (long long)here, (long long)d->n_want, missing,
+                       here + 1 < d->n_want ? ", and others are" : "");
+    for (int64_t i = 0; i < d->n_seen; i++) {
+        if (d->seen[i].used) continue;
+        others++;
+        if (n < sizeof line)
+            n += (size_t)snprintf(line + n, sizeof line - n, " %s", d->seen[i].name);
+    }
+    if (others)
+        tr_warn(ctx, "%s: %lld other .safetensors here are not read:%s%s", d->dir,
+                (long long)others, line, n < sizeof line ? "" : "...");
+    return TR_OK;
+}
+
+/* Which files are to be read, and that they are there. */
+static tr_status tri_folder_plan(tr_ctx *ctx, tri_folder *d)
+{
+    char *path;
+    tr_status s;
+    TRI_TRY(tri_folder_list(ctx, d));
+    if (d->has_index) {
+        TRI_TRY(tri_concat(ctx, &path, d->dir, "/", "model.safetensors.index.json"));
+        s = tri_folder_index(ctx, d, path);
+        tr_free(ctx, path);
+    } else if (tri_folder_find(d, "model.safetensors"))
+        s = tri_folder_want(ctx, d, "model.safetensors", 0);
+    else
+        s = tri_folder_numbered(ctx, d);
+    return s == TR_OK ? tri_folder_check(ctx, d) : s;
+}
+
+/* The tensors of f are those that the index puts there. Both lists are sorted: walk them. */
+static tr_status tri_folder_match(tr_ctx *ctx, const tri_folder *d, const tri_want *w,
+                                  const tr_st *f)
+{
+    const tr_json *j = &d->index;
+    const tr_json_node *m;
+    int64_t i = 0, k = 0;
+    while (i < w->n || k < f->n) {
+        const char *a = i < w->n ? tr_json_key(j, d->member[w->first + i]) : NULL;
+        const char *b = k < f->n ? f->by_name[k]->name : NULL;
+        int c = !a ? 1 : !b ? -1 : strcmp(a, b);
+        if (c < 0)
+            return tr_fail(ctx, TR_ERR_MISSING, "%s: tensor \"%s\" is not in this file, where the "
+                           "index puts it", f->path, a);
+        if (c > 0) {
+            m = tr_json_get(j, d->map, b);
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: tensor \"%s\" is in this file, but the index "
+                           "%s%s", f->path, b, m ? "puts it into " : "does not know it",
+                           m ? tr_json_str(j, m) : "");
+        }
+        i++;
+        k++;
+    }
+    return TR_OK;
+}
+
+/* All entries of all files, sorted by name; none twice. */
+static tr_status tri_shards_merge(tr_ctx *ctx, tr_shards *s)
+{
+    int64_t n = 0;
+    void *p;
+    for (int64_t i = 0; i < s->files; i++) n += s->file[i].n;
+    TRI_TRY(tri_alloc_n(ctx, &p, n, sizeof *s->entry));
+    s->entry = (tr_st_entry **)p;
+    for (int64_t i = 0; i < s->files; i++)
+        for (int64_t k = 0; k < s->file[i].n; k++) {
+            tr_st_entry *e = s->file[i].by_name[k];
+            e->file = (int32_t)i;
+            s->bytes += e->bytes;       /* no overflow: the files are mapped */
+            s->entry[s->n++] = e;
+        }
+    TRI_TRY(tri_sort(ctx, s->entry, n, sizeof *s->entry, tri_st_by_name, NULL));
+    for (int64_t i = 1; i < n; i++) {
+        const tr_st_entry *e = s->entry[i], *before = s->entry[i - 1];
+        if (!strcmp(before->name, e->name))
+            return tr_fail(ctx, TR_ERR_FORMAT, "tensor \"%s\" is in %s and in %s", e->name,
+                           s->file[before->file].path, s->file[e->file].path);
+    }
+    return TR_OK;
+}
+
+/* metadata.total_size, where it is given, is the sum of all tensors' bytes. Some writers give it
+ * a fraction of 0. */
+static tr_status tri_shards_total(tr_ctx *ctx, const tri_folder *d, const tr_shards *s, int lenient)
+{
+    const tr_json *j = &d->index;
+    const tr_json_node *m = d->map ? tr_json_get(j, j->node, "metadata") : NULL;
+    const tr_json_node *x = tr_json_get(j, m, "total_size");
+    double v;
+    if (m && m->type != TR_JSON_OBJECT)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s:%d: metadata is %s", j->name, (int)m->line,
+                       tr_json_type_str(m->type));
+    if (!x) return TR_OK;
+    TRI_TRY(tr_json_num(j, x, &v));
+    if (v == (double)s->bytes) return TR_OK;
+    tr_fail(ctx, TR_ERR_FORMAT, "%s:%d: total_size is %s, but the tensors have %llu bytes", j->name,
+            (int)x->line, tr_json_str(j, x), (unsigned long long)s->bytes);
+    if (!lenient) return TR_ERR_FORMAT;
+    tr_warn(ctx, "%s", tr_err_last(ctx));
+    tr_err_clear(ctx);
+    return TR_OK;
+}
+
+static tr_status tri_shards_read(tr_ctx *ctx, tr_shards *out, tri_folder *d, int lenient)
+{
+    void *p;
+    char *path;
+    tr_status s;
+    TRI_TRY(tri_strdup(ctx, &out->dir, d->dir, strlen(d->dir)));
+    TRI_TRY(tri_folder_plan(ctx, d));
+    TRI_TRY(tri_alloc_n(ctx, &p, d->n_want, sizeof *out->file));
+    out->file = (tr_st *)p;
+    for (int64_t i = 0; i < d->n_want; i++) {
+        TRI_TRY(tri_concat(ctx, &path, d->dir, "/", d->want[i].name));
+        s = tr_st_open(ctx, &out->file[i], path, lenient);
+        tr_free(ctx, path);
+        if (s != TR_OK) return s;
+        out->files++;
+        if (d->map) TRI_TRY(tri_folder_match(ctx, d, &d->want[i], &out->file[i]));
+    }
+    TRI_TRY(tri_shards_merge(ctx, out));
+    return tri_shards_total(ctx, d, out, lenient);
+}
+
+tr_status tr_shards_open(tr_ctx *ctx, tr_shards *out, const char *dir, int lenient)
+{
+    tri_folder d;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    memset(&d, 0, sizeof d);
+    d.dir = dir;
+    s = tri_shards_read(ctx, out, &d, lenient);
+    for (int64_t i = 0; i < d.n_seen; i++) tr_free(ctx, d.seen[i].name);
+    tr_free(ctx, d.seen);
+    tr_free(ctx, d.want);
+    tr_free(ctx, d.absent);
+    tr_free(ctx, (void *)d.member);
+    tr_json_free(&d.index);
+    if (s != TR_OK) tr_shards_close(ctx, out);
+    return s;
+}
+
+void tr_shards_close(tr_ctx *ctx, tr_shards *s)
+{
+    for (int64_t i = 0; i < s->files; i++) tr_st_close(ctx, &s->file[i]);
+    tr_free(ctx, s->file);
+    tr_free(ctx, s->entry);
+    tr_free(ctx, s->dir);
+    memset(s, 0, sizeof *s);
+}
+
+static tr_st_entry *tri_shards_get(const tr_shards *s, const char *name)
+{
+    return tri_st_search(s->entry, s->n, name);
+}
+
+const tr_st_entry *tr_shards_find(const tr_shards *s, const char *name)
+{
+    return tri_shards_get(s, name);
+}
+
+/* ---- writing ----
+ *
+ * {"__metadata__":{"k":"v"},"NAME":{"dtype":"F64","shape":[2,3],"data_offsets":[0,48]}} and blanks
+ * up to a multiple of 8, in the order given, so that equal input gives equal files. The header is
+ * composed and then read: what the reader would refuse is never written. */
+
+static void tri_text_quote(tri_text *t, const char *s)
+{
+    tri_text_add(t, "\"");
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c < 0x20) tri_text_add(t, "\\u%04x", (unsigned)c);
+        else tri_text_add(t, c == '"' || c == '\\' ? "\\%c" : "%c", *s);
+    }
+    tri_text_add(t, "\"");
+}
+
+static size_t tri_item_bytes(const tr_st_item *it)          /* checked by tri_item_ok */
+{
+    return (size_t)(tr_view_numel(it->view) * tr_dtype_get(it->view.dtype)->bits / 8);
+}
+
+static void tri_put_header(tri_text *t, const tr_st_item *item, int64_t n,
+                           const tr_st_meta_item *meta, int64_t n_meta)
+{
+    size_t at = 0;
+    tri_text_add(t, "{");
+    for (int64_t i = 0; i < n_meta; i++) {
+        tri_text_add(t, i ? "," : "\"__metadata__\":{");
+        tri_text_quote(t, meta[i].key);
+        tri_text_add(t, ":");
+        tri_text_quote(t, meta[i].value);
+    }
+    if (n_meta) tri_text_add(t, n ? "}," : "}");
+    for (int64_t i = 0; i < n; i++) {
+        const tr_view *v = &item[i].view;
+        if (i) tri_text_add(t, ",");
+        tri_text_quote(t, item[i].name);
+        tri_text_add(t, ":{\"dtype\":\"%s\",\"shape\":[", tr_dtype_get(v->dtype)->name);
+        for (int k = 0; k < v->rank; k++)
+            tri_text_add(t, k ? ",%lld" : "%lld", (long long)v->shape[k]);
+        tri_text_add(t, "],\"data_offsets\":[%llu,", (unsigned long long)at);
+        at += tri_item_bytes(&item[i]);
+        tri_text_add(t, "%llu]}", (unsigned long long)at);
+    }
+    tri_text_add(t, "}");
+    tri_text_add(t, "%*s", (int)((8 - t->n % 8) % 8), "");
+}
+
+/* Can this view be written? After this its elements can be counted without overflow. */
+static tr_status tri_item_ok(tr_ctx *ctx, const tr_st_item *it)
+{
+    size_t bytes;
+    if (!tr_dtype_get(it->view.dtype)) return tr_fail(ctx, TR_ERR_DTYPE, "no element type");
+    if (tr_view_is_none(it->view)) return tr_fail(ctx, TR_ERR_ARG, "an absent view");
+    TRI_TRY(tri_st_bytes(ctx, &bytes, &it->view));
+    if (!tr_view_is_contig(it->view)) return tr_fail(ctx, TR_ERR_ARG, "not contiguous");
+    if (!it->view.data && bytes) return tr_fail(ctx, TR_ERR_ARG, "a planned view, without data");
+    return TR_OK;
+}
+
+/* *head: the length and the header, owned by the caller on failure too. */
+static tr_status tri_st_compose(tr_ctx *ctx, tri_text *head, const tr_st_item *item, int64_t n,
+                                const tr_st_meta_item *meta, int64_t n_meta)
+{
+    tr_st check;
+    size_t bytes;
+    tr_status s;
+    *head = tri_text_begin(ctx);
+    memset(&check, 0, sizeof check);
+    tri_text_add(head, "%8s", "");              /* the place of the length */
+    tri_put_header(head, item, n, meta, n_meta);
+    if (head->status != TR_OK) return head->status;
+    for (int k = 0; k < 8; k++) head->s[k] = (char)((uint64_t)(head->n - 8) >> 8 * k & 0xff);
+    bytes = head->n;
+    for (int64_t i = 0; i < n; i++)
+        TRI_TRY(tr_size_add(ctx, &bytes, bytes, tri_item_bytes(&item[i])));
+    check.map = (unsigned char *)head->s;
+    check.map_bytes = bytes;
+    s = tri_st_header(ctx, &check, 0);
+    check.map = NULL;
+    tr_st_close(ctx, &check);
+    return s;
+}
+
+/* 0, or -1 and errno. In pieces: some systems write no more than 2^31 bytes at once. */
+static int tri_write(FILE *f, const void *data, size_t bytes)
+{
+    const char *p = (const char *)data;
+    while (bytes > 0) {
+        size_t k = fwrite(p, 1, bytes < (1u << 28) ? bytes : 1u << 28, f);
+        if (k == 0) return -1;
+        p += k;
+        bytes -= k;
+    }
+    return 0;
+}
+
+/* A new file beside the one to be written: two programs may write the same one at a time, and the
+ * last to end has it. part ends in a digit, which the first try leaves out. */
+static FILE *tri_part_open(tr_ctx *ctx, char *part)
+{
+    char *digit = part + strlen(part) - 1;
+    FILE *f = NULL;
+    errno = EEXIST;
+    for (char c = '1'; !f && errno == EEXIST && c <= '9'; c++) {
+        if (c == '2')
+            tr_warn(ctx, "%s: exists; another program writes it, or was stopped and left it", part);
+        *digit = c == '1' ? '\0' : c;
+        f = fopen(part, "wbx");
+    }
+    if (!f) (void)tri_os_fail(ctx, part, "cannot be written");
+    return f;
+}
+
+/* Everything to f, the file `part`, and part in the place of path; nothing is left of it on
+ * failure. */
+static tr_status tri_st_commit(tr_ctx *ctx, const char *path, const char *part, const char *aside,
+                               FILE *f, const tri_text *head, const tr_st_item *item, int64_t n)
+{
+    int bad, why;
+    bad = tri_write(f, head->s, head->n);
+    for (int64_t i = 0; i < n && !bad; i++)
+        bad = tri_write(f, item[i].view.data, tri_item_bytes(&item[i]));
+    why = errno;
+    if (fclose(f) && !bad) { bad = -1; why = errno; }       /* a full disk may show only now */
+    if (!bad && tri_os_rename(part, path, aside)) { bad = -1; why = errno; }
+    if (!bad) return TR_OK;
+    remove(part);
+    errno = why;
+    return tri_os_fail(ctx, path, "cannot be written");
+}
+
+tr_status tr_st_write(tr_ctx *ctx, const char *path, const tr_st_item *item, int64_t n,
+                      const tr_st_meta_item *meta, int64_t n_meta)
+{
+    tri_text head;
+    char *part = NULL, *aside = NULL;
+    FILE *f = NULL;
+    uint64_t bytes;
+    tri_kind kind = tri_os_kind(path, &bytes);
+    tr_status s = TR_OK;
+    if (kind != TRI_NOTHING && kind != TRI_FILE)
+        return tr_fail(ctx, TR_ERR_IO, "%s: exists and is no regular file", path);
+    for (int64_t i = 0; i < n; i++) {
+        s = tri_item_ok(ctx, &item[i]);
+        if (s != TR_OK)
+            return tr_fail_in(ctx, s, "%s: tensor \"%s\"", path,
+                              tri_show(item[i].name, strlen(item[i].name)).s);
+    }
+    s = tri_st_compose(ctx, &head, item, n, meta, n_meta);
+    if (s != TR_OK) tr_fail_in(ctx, s, "%s", path);
+    if (s == TR_OK) s = tri_concat(ctx, &part, path, ".part", "1");
+    if (s == TR_OK) s = tri_concat(ctx, &aside, path, ".old", "");
+    if (s == TR_OK && !(f = tri_part_open(ctx, part))) s = TR_ERR_IO;
+    if (s == TR_OK) s = tri_st_commit(ctx, path, part, aside, f, &head, item, n);
+    tr_free(ctx, head.s);
+    tr_free(ctx, part);
+    tr_free(ctx, aside);
+    return s;
+}
+
+/* ============================================================================
+ * 31. Golden outputs {golden}
+ *
+ * A golden is the taps of a whole prompt under their names, in the order in which the model first
+ * showed them. A call shows some rows of some sequences; each goes to its place in a tensor made
+ * when its name came up first:
+ *
+ *     rows    [B, T, ..]    at the row's position        probs    [B, H, T, T]    queries and keys
+ *     state   [B, ..], or [B, T, ..] if it grows         lengths  [B], if they are not all T
+ *
+ * Traps. What no call fills stays 0: the padding of short sequences, the keys that a query does not
+ * see. NaNs of different machines differ in bits and are one value, so they are made one before
+ * hashing.
+ * ========================================================================= */
+
+/* SHA-256 (FIPS 180-4): blocks of 64 bytes turn eight words, each block by 64 rounds. A message
+ * ends in the bit 1, zeros, and its length in bits, so that the last block is full. */
+
+static uint32_t tri_ror(uint32_t x, int n) { return x >> n | x << (32 - n); }
+
+static void tri_sha256_block(uint32_t *h, const unsigned char *p)
+{
+    static const uint32_t k[64] = {     /* fractions of the cube roots of the first 64 primes */
+        0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
+        0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
+        0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f,
+        0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7,
+        0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+        0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+        0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116,
+        0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+        0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7,
+        0xc67178f2
+    };
+    uint32_t w[64], s[8], a, b;
+    for (int i = 0; i < 16; i++, p += 4)
+        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+    for (int i = 16; i < 64; i++) {
+        a = tri_ror(w[i - 15], 7) ^ tri_ror(w[i - 15], 18) ^ w[i - 15] >> 3;
+        b = tri_ror(w[i - 2], 17) ^ tri_ror(w[i - 2], 19) ^ w[i - 2] >> 10;
+        w[i] = w[i - 16] + a + w[i - 7] + b;
+    }
+    memcpy(s, h, sizeof s);
+    for (int i = 0; i < 64; i++) {
+        a = s[7] + (tri_ror(s[4], 6) ^ tri_ror(s[4], 11) ^ tri_ror(s[4], 25)) +
+            ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
+        b = (tri_ror(s[0], 2) ^ tri_ror(s[0], 13) ^ tri_ror(s[0], 22)) +
+            ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+        memmove(s + 1, s, 7 * sizeof *s);
+        s[4] += a;
+        s[0] = a + b;
+    }
+    for (int i = 0; i < 8; i++) h[i] += s[i];
+}
+
+void tr_sha256_init(tr_sha256 *s)
+{
+    static const uint32_t h[8] = {      /* of the square roots of the first 8 */
+        0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19
+    };
+    memset(s, 0, sizeof *s);
+    memcpy(s->h, h, sizeof h);
+}
+
+void tr_sha256_update(tr_sha256 *s, const void *data, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)data;
+    while (n > 0) {
+        size_t at = (size_t)(s->bytes % 64), k = n < 64 - at ? n : 64 - at;
+        memcpy(s->buf + at, p, k);
+        s->bytes += k;
+        p += k;
+        n -= k;
+        if (at + k == 64) tri_sha256_block(s->h, s->buf);
+    }
+}
+
+void tr_sha256_hex(tr_sha256 *s, char out[65])
+{
+    static const unsigned char one[64] = { 0x80 };
+    unsigned char end[8];
+    uint64_t bits = s->bytes * 8, pad = 64 - (s->bytes + 8) % 64;   /* 1..64: the 1 bit and zeros */
+    for (int i = 0; i < 8; i++) end[i] = (unsigned char)(bits >> (56 - 8 * i));
+    tr_sha256_update(s, one, (size_t)pad);
+    tr_sha256_update(s, end, 8);
+    for (int i = 0; i < 64; i++)
+        out[i] = "0123456789abcdef"[s->h[i / 8] >> (28 - i % 8 * 4) & 15];
+    out[64] = 0;
+}
+
+/* NaN has many bit patterns, and which one an operation gives is not fixed by IEEE 754: they all
+ * hash as the quiet NaN without payload. A pattern is a NaN if, without its sign, it is above
+ * infinity. */
+void tr_view_sha256(tr_view v, char out[65])
+{
+    size_t size = (size_t)tr_dtype_get(v.dtype)->bits / 8;
+    size_t n = (size_t)tr_view_numel(v) * (size_t)tr_dtype_get(v.dtype)->bits / 8;
+    uint64_t inf = 0, nan = 0, x = 0;
+    const unsigned char *p = (const unsigned char *)v.data;
+    tr_sha256 s;
+    TR_ASSERT(tr_view_is_contig(v));
+    switch (v.dtype) {
+    case TR_F64:  inf = 0x7ff0000000000000u; nan = 0x7ff8000000000000u; break;
+    case TR_F32:  inf = 0x7f800000; nan = 0x7fc00000; break;
+    case TR_BF16: inf = 0x7f80; nan = 0x7fc0; break;
+    case TR_F16:  inf = 0x7c00; nan = 0x7e00; break;
+    default: break;
+    }
+    tr_sha256_init(&s);
+    for (size_t i = 0; inf && i < n; i += size) {
+        memcpy(&x, p + i, size);
+        if ((x & ~(uint64_t)0 >> (65 - 8 * size)) > inf) x = nan;
+        tr_sha256_update(&s, &x, size);
+    }
+    if (!inf) tr_sha256_update(&s, p, n);
+    tr_sha256_hex(&s, out);
+}
+
+/* ============================================================================
  * 36. The system {os}
  *
  * Everything that differs between systems: what a path is, a file as memory, the names in a

@@ -2827,6 +2827,390 @@ tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
 }
 
 /* ============================================================================
+ * 6. Stored weights {quant}
+ *
+ * A stored weight is a matrix of small numbers q and, if scaled, a coarser matrix s, one number a
+ * block of block_rows x block_cols:
+ *
+ *     W[r, c] = q[r, c] s[r div block_rows, c div block_cols]        r counted in the stored matrix
+ *
+ *     fp8-block    128 x 128 |....|....|..|   e4m3, one f32 for a square, squares cut at the edges
+ *     mxfp4          1 x 32  |.|.|.|.|.|.|    e2m1, two a byte, one e8m0 for 32 of a row:
+ *
+ *         byte      0        1        2              15       byte j of a row holds
+ *         +--------+--------+--------+-- .. --+--------+      column 2j in its low half and
+ *         |  1   0 |  3   2 |  5   4 |        | 31  30 |      column 2j + 1 in its high half
+ *         +--------+--------+--------+-- .. --+--------+
+ *
+ * In binary64 the product is exact (4 + 24 bits of mantissa at most), which makes row_f64 the
+ * definition. In binary32 it is rounded once; where s is a power of two it is exact there too.
+ *
+ * A reader has two steps, so that a format is a row of the table and at most one more line in
+ * each: widen the stored elements of a row as they stand, then multiply each run of columns by the
+ * scale it lies under. A product calls the reader and knows no format.
+ *
+ * Traps. weight_scale_inv multiplies, whatever its name says. The size of blocks is a fact of the
+ * config: 1000 rows in 8 blocks are blocks of 128, the last of 104, and not of 125. A band of rows
+ * starts within a block, hence row0. A scale byte is an exponent also where a file calls it U8.
+ * Scales can be subnormal, in f16 and in binary32; flushing them loses whole groups. And if the
+ * scale is NaN, so is the element 0.
+ * ========================================================================= */
+
+#define TRI_PIECE 256       /* elements decoded at a time where a buffer is on the stack */
+
+/* Blocks of `step` that cover n, the last one perhaps partial. */
+static int64_t tri_blocks(int64_t n, int64_t step) { return n / step + (n % step != 0); }
+static int64_t tri_least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static const unsigned char *tri_weight_at(const tr_weight *w, int64_t r)
+{
+    return (const unsigned char *)w->q + (w->row0 + r) * w->q_stride;
+}
+
+static double tri_weight_scale(const tr_weight *w, int64_t r, int64_t c)
+{
+    int64_t block = (w->row0 + r) / w->block_rows * w->s_stride + c / w->block_cols;
+    return tr_get_f64(w->s, w->format->s, block);
+}
+
+/* y[i] = element c + i of a stored row as it stands. Every type here fits in binary32. */
+static void tri_widen_row(float *y, const unsigned char *row, tr_dtype q, int64_t c, int64_t n)
+{
+    switch (q) {
+    case TR_F32:
+        memcpy(y, row + 4 * c, (size_t)n * sizeof *y);
+        break;
+    case TR_F16:
+        for (int64_t i = 0; i < n; i++) y[i] = tr_f16_to_f32(tri_load16(row + 2 * (c + i)));
+        break;
+    case TR_BF16:
+        for (int64_t i = 0; i < n; i++) y[i] = tr_bf16_to_f32(tri_load16(row + 2 * (c + i)));
+        break;
+    case TR_F8E4M3:
+        for (int64_t i = 0; i < n; i++) y[i] = tr_e4m3_to_f32(row[c + i]);
+        break;
+    case TR_F4E2M1:
+        for (int64_t i = 0, k = c; i < n; i++, k++)
+            y[i] = tr_e2m1_to_f32((uint8_t)(row[k / 2] >> k % 2 * 4));
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++) y[i] = (float)tr_get_f64(row, q, c + i);
+        break;
+    }
+}
+
+static void tri_decode_f64(const tr_weight *w, int64_t r, int64_t c, int64_t n, double *y)
+{
+    const unsigned char *row = tri_weight_at(w, r);
+    float q[TRI_PIECE];
+    for (int64_t at = 0, len; at < n; at += len) {
+        len = tri_least(n - at, TRI_PIECE);
+        tri_widen_row(q, row, w->format->q, c + at, len);
+        for (int64_t i = 0; i < len; i++) y[at + i] = (double)q[i];
+    }
+    for (int64_t i = 0, end; w->format->scaled && i < n; i = end) {
+        double s = tri_weight_scale(w, r, c + i);
+        end = i + tri_least(n - i, w->block_cols - (c + i) % w->block_cols);
+        for (int64_t k = i; k < end; k++) y[k] *= s;
+    }
+}
+
+static void tri_decode_f32(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y)
+{
+    tri_widen_row(y, tri_weight_at(w, r), w->format->q, c, n);
+    for (int64_t i = 0, end; w->format->scaled && i < n; i = end) {
+        float s = (float)tri_weight_scale(w, r, c + i);     /* all scales fit in binary32 */
+        end = i + tri_least(n - i, w->block_cols - (c + i) % w->block_cols);
+        for (int64_t k = i; k < end; k++) y[k] *= s;
+    }
+}
+
+/* Storage in binary64 is the one that binary32 cannot hold. */
+static void tri_decode_wide_f64(const tr_weight *w, int64_t r, int64_t c, int64_t n, double *y)
+{
+    memcpy(y, tri_weight_at(w, r) + 8 * c, (size_t)n * sizeof *y);
+}
+
+static void tri_decode_wide_f32(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y)
+{
+    const unsigned char *row = tri_weight_at(w, r);
+    for (int64_t i = 0; i < n; i++) y[i] = (float)tr_get_f64(row, TR_F64, c + i);
+}
+
+static const tr_qformat tri_qformats[TR_FORMAT_COUNT] = {
+    /* name, q, s, their types in files, per byte, scaled, tensor of q, tensor of s, row readers */
+    { "f64",  TR_F64,  TR_F32, TR_F64,  TR_F32, 1, 0, "weight", "",
+      tri_decode_wide_f64, tri_decode_wide_f32 },
+    { "f32",  TR_F32,  TR_F32, TR_F32,  TR_F32, 1, 0, "weight", "",
+      tri_decode_f64, tri_decode_f32 },
+    { "f16",  TR_F16,  TR_F32, TR_F16,  TR_F32, 1, 0, "weight", "",
+      tri_decode_f64, tri_decode_f32 },
+    { "bf16", TR_BF16, TR_F32, TR_BF16, TR_F32, 1, 0, "weight", "",
+      tri_decode_f64, tri_decode_f32 },
+    { "fp8-block", TR_F8E4M3, TR_F32, TR_F8E4M3, TR_F32, 1, 1, "weight", "weight_scale_inv",
+      tri_decode_f64, tri_decode_f32 },
+    { "mxfp4", TR_F4E2M1, TR_E8M0, TR_U8, TR_U8, 2, 1, "weight_packed", "weight_scale",
+      tri_decode_f64, tri_decode_f32 }
+};
+
+const tr_qformat *tr_qformat_get(tr_format f)
+{
+    return (int)f >= 0 && f < TR_FORMAT_COUNT ? &tri_qformats[f] : NULL;
+}
+
+const tr_qformat *tr_qformat_plain(tr_dtype t)
+{
+    for (int f = 0; f < TR_FORMAT_COUNT; f++)
+        if (!tri_qformats[f].scaled && tri_qformats[f].q == t) return &tri_qformats[f];
+    return NULL;
+}
+
+const tr_qformat *tr_qformat_find(const char *name)
+{
+    for (int f = 0; f < TR_FORMAT_COUNT; f++)
+        if (name && strcmp(tri_qformats[f].name, name) == 0) return &tri_qformats[f];
+    return NULL;
+}
+
+/* *out = a b elem. What does not fit in a pointer difference could not be indexed. */
+static tr_status tri_bytes_of(tr_ctx *ctx, size_t *out, int64_t a, int64_t b, size_t elem)
+{
+    size_t n;
+    *out = 0;
+    if (a < 0 || b < 0 || (int64_t)(size_t)a != a || (int64_t)(size_t)b != b)
+        return tr_fail(ctx, TR_ERR_SHAPE, "no matrix is [%lld, %lld]", (long long)a, (long long)b);
+    TRI_TRY(tr_size_mul(ctx, &n, (size_t)a, (size_t)b));
+    TRI_TRY(tr_size_mul(ctx, &n, n, elem));
+    if (n > PTRDIFF_MAX)
+        return tr_fail(ctx, TR_ERR_RANGE, "size overflows: %llu bytes", (unsigned long long)n);
+    *out = n;
+    return TR_OK;
+}
+
+static tr_status tri_block_check(tr_ctx *ctx, const tr_qformat *f, int64_t rows, int64_t cols,
+                                 int64_t block_rows, int64_t block_cols)
+{
+    if (block_rows < 1 || block_cols < 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "%s [%lld, %lld]: blocks of %lld x %lld", f->name,
+                       (long long)rows, (long long)cols, (long long)block_rows,
+                       (long long)block_cols);
+    if (f->per_byte > 1 && (block_cols % f->per_byte || cols % block_cols))
+        return tr_fail(ctx, TR_ERR_SHAPE,
+                       "%s [%lld, %lld]: a row does not fill its groups of %lld, %d to a byte",
+                       f->name, (long long)rows, (long long)cols, (long long)block_cols,
+                       f->per_byte);
+    return TR_OK;
+}
+
+tr_status tr_qformat_bytes(tr_ctx *ctx, const tr_qformat *f, int64_t rows, int64_t cols,
+                           int64_t block_rows, int64_t block_cols, size_t *q_bytes, size_t *s_bytes)
+{
+    size_t q_size = f->per_byte > 1 ? 1 : (size_t)tr_dtype_get(f->q)->bits / 8;
+    size_t s_size = (size_t)tr_dtype_get(f->s)->bits / 8;
+    *q_bytes = *s_bytes = 0;
+    if (f->scaled) TRI_TRY(tri_block_check(ctx, f, rows, cols, block_rows, block_cols));
+    TRI_TRY(tri_bytes_of(ctx, q_bytes, rows, cols / f->per_byte, q_size));
+    if (!f->scaled) return TR_OK;
+    return tri_bytes_of(ctx, s_bytes, tri_blocks(rows, block_rows), tri_blocks(cols, block_cols),
+                        s_size);
+}
+
+tr_status tr_weight_of(tr_ctx *ctx, tr_weight *out, const tr_qformat *f, const char *name,
+                       void *q, void *s, int64_t rows, int64_t cols,
+                       int64_t block_rows, int64_t block_cols)
+{
+    size_t q_bytes, s_bytes;
+    tr_status st;
+    memset(out, 0, sizeof *out);
+    if (!f) return tr_fail(ctx, TR_ERR_ARG, "%s: no format", name ? name : "weight");
+    st = tr_qformat_bytes(ctx, f, rows, cols, block_rows, block_cols, &q_bytes, &s_bytes);
+    if (st != TR_OK) return tr_fail_in(ctx, st, "%s", name ? name : "weight");
+    if (q && s_bytes && !s)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: %s needs its scales (%s)", name ? name : "weight",
+                       f->name, f->s_suffix);
+    out->format = f;
+    out->name = name ? name : "weight";
+    out->q = q;
+    out->rows = rows;
+    out->cols = cols;
+    out->q_stride = rows ? (int64_t)q_bytes / rows : 0;
+    out->block_rows = out->block_cols = 1;
+    if (!f->scaled) return TR_OK;
+    out->s = s;
+    out->block_rows = block_rows;
+    out->block_cols = block_cols;
+    out->s_stride = tri_blocks(cols, block_cols);
+    return TR_OK;
+}
+
+tr_weight tr_weight_rows(const tr_weight *w, int64_t begin, int64_t n)
+{
+    tr_weight band = *w;
+    TR_ASSERT(begin >= 0 && n >= 0 && n <= w->rows - begin);
+    band.row0 += begin;
+    band.rows = n;
+    return band;
+}
+
+const double *tr_weight_row_f64(const tr_weight *w, int64_t r, int64_t c, int64_t n, double *buf)
+{
+    TR_ASSERT(r >= 0 && r < w->rows && c >= 0 && n >= 0 && n <= w->cols - c);
+    if (w->format->q == TR_F64) {
+        const unsigned char *p = tri_weight_at(w, r) + 8 * c;
+        if ((uintptr_t)p % sizeof *buf == 0) return (const double *)(const void *)p;
+    }
+    w->format->row_f64(w, r, c, n, buf);
+    return buf;
+}
+
+const float *tr_weight_row_f32(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *buf)
+{
+    TR_ASSERT(r >= 0 && r < w->rows && c >= 0 && n >= 0 && n <= w->cols - c);
+    if (w->format->q == TR_F32) {
+        const unsigned char *p = tri_weight_at(w, r) + 4 * c;
+        if ((uintptr_t)p % sizeof *buf == 0) return (const float *)(const void *)p;
+    }
+    w->format->row_f32(w, r, c, n, buf);
+    return buf;
+}
+
+/* The sentence for an element that is NaN or infinite as a binary32; rows as stored. */
+static tr_status tri_weight_bad(tr_ctx *ctx, const tr_weight *w, int64_t r, int64_t c)
+{
+    double q = tr_get_f64(tri_weight_at(w, r), w->format->q, c);
+    long long row = (long long)(w->row0 + r), col = (long long)c;
+    if (!w->format->scaled)
+        return tr_fail(ctx, TR_ERR_NOT_FINITE,
+                       "%s: row %lld, column %lld: %g is not a finite binary32 number",
+                       w->name, row, col, q);
+    return tr_fail(ctx, TR_ERR_NOT_FINITE,
+                   "%s: row %lld, column %lld, group [%lld, %lld]: %g times scale %g is not a "
+                   "finite binary32 number", w->name, row, col, row / (long long)w->block_rows,
+                   col / (long long)w->block_cols, q, tri_weight_scale(w, r, c));
+}
+
+/* What is finite in binary32 is finite in binary64, so one pass serves both. */
+tr_status tr_weight_check(tr_ctx *ctx, tr_weight *w)
+{
+    float buf[TRI_PIECE];
+    if (w->finite) return TR_OK;
+    if (!w->q && w->rows && w->cols)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: planned, not there to be checked", w->name);
+    for (int64_t r = 0; r < w->rows; r++)
+        for (int64_t c = 0; c < w->cols; c += TRI_PIECE) {
+            int64_t n = tri_least(w->cols - c, TRI_PIECE);
+            const float *x = tr_weight_row_f32(w, r, c, n, buf);
+            for (int64_t i = 0; i < n; i++)
+                if (!tri_finite_f32(x[i])) return tri_weight_bad(ctx, w, r, c + i);
+        }
+    w->finite = 1;
+    return TR_OK;
+}
+
+/* Narrowing. The scale of a block comes from its largest magnitude:
+ *
+ *     s in f32     fl32(amax / largest), so that amax becomes the largest code
+ *     s in e8m0    2^(floor(log2 amax) - floor(log2 largest)), so that amax reaches the top binade
+ *
+ * where largest is 448 or 6. A block of zeros has s = 1. Elements are x / s to nearest even and
+ * saturate: under an e8m0 scale amax / s may lie between 6 and 8, and where s underflows, more.
+ * The quotient is taken in binary64, which cannot fall on a tie that the true one misses: two
+ * numbers of 24 bits divide to a tie of at most 5 bits, or to something 2^-30 away from it. */
+
+typedef struct tri_quant {
+    tr_ctx *ctx;
+    const tr_qformat *f;
+    void *q, *s;
+    const float *x;
+    int64_t rows, cols, block_rows, block_cols;
+} tri_quant;
+
+static tr_status tri_amax(const tri_quant *j, int64_t r0, int64_t rn, int64_t c0, int64_t cn,
+                          float *amax)
+{
+    *amax = 0;
+    for (int64_t r = r0; r < r0 + rn; r++)
+        for (int64_t c = c0; c < c0 + cn; c++) {
+            float x = j->x[r * j->cols + c];
+            if (!tri_finite_f32(x))
+                return tr_fail(j->ctx, TR_ERR_NOT_FINITE, "quantize to %s: row %lld, column %lld "
+                               "is %g", j->f->name, (long long)r, (long long)c, (double)x);
+            if (fabsf(x) > *amax) *amax = fabsf(x);
+        }
+    return TR_OK;
+}
+
+static double tri_scale_for(const tr_qformat *f, float amax)
+{
+    float largest = f->q == TR_F4E2M1 ? 6.0f : 448.0f, s = amax / largest;
+    int e;
+    if (amax == 0) return 1;
+    if (f->s == TR_F32) return (double)(s > 0 ? s : tr_f32_from_bits(1));
+    e = ilogb((double)amax) - ilogb((double)largest);
+    return ldexp(1, e > -127 ? e : -127);
+}
+
+/* Element i of q = v; pairs of four bits are written low half first. */
+static tr_status tri_quant_put(const tri_quant *j, int64_t i, double v)
+{
+    unsigned char *q = (unsigned char *)j->q;
+    if (j->f->q == TR_F4E2M1) {
+        unsigned code = tri_narrow(v, TR_F4E2M1, TR_OVERFLOW_SATURATE);
+        q[i / 2] = (unsigned char)(i % 2 ? code << 4 | (q[i / 2] & 15u) : code);
+    } else if (j->f->scaled) {
+        q[i] = (unsigned char)tri_narrow(v, j->f->q, TR_OVERFLOW_SATURATE);
+    } else {
+        tri_put(q, j->f->q, i, v);
+        if (!isfinite(tr_get_f64(q, j->f->q, i)))
+            return tr_fail(j->ctx, TR_ERR_RANGE, "quantize to %s: row %lld, column %lld: %g is "
+                           "beyond the largest finite value", j->f->name,
+                           (long long)(i / j->cols), (long long)(i % j->cols), v);
+    }
+    return TR_OK;
+}
+
+static tr_status tri_quant_block(const tri_quant *j, int64_t br, int64_t bc)
+{
+    int64_t r0 = br * j->block_rows, rn = tri_least(j->rows - r0, j->block_rows);
+    int64_t c0 = bc * j->block_cols, cn = tri_least(j->cols - c0, j->block_cols);
+    double s = 1;
+    float amax;
+    TRI_TRY(tri_amax(j, r0, rn, c0, cn, &amax));
+    if (j->f->scaled) {
+        s = tri_scale_for(j->f, amax);
+        tri_put(j->s, j->f->s, br * tri_blocks(j->cols, j->block_cols) + bc, s);
+    }
+    for (int64_t r = r0; r < r0 + rn; r++)
+        for (int64_t c = c0; c < c0 + cn; c++) {
+            int64_t i = r * j->cols + c;
+            TRI_TRY(tri_quant_put(j, i, (double)j->x[i] / s));
+        }
+    return TR_OK;
+}
+
+tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const float *x,
+                      int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols)
+{
+    tri_quant j;
+    size_t q_bytes, s_bytes;
+    TRI_TRY(tr_qformat_bytes(ctx, f, rows, cols, block_rows, block_cols, &q_bytes, &s_bytes));
+    j.ctx = ctx;
+    j.f = f;
+    j.q = q;
+    j.s = s;
+    j.x = x;
+    j.rows = rows;
+    j.cols = cols;
+    j.block_rows = f->scaled ? block_rows : 1;      /* plain: a block is a row, and s is 1 */
+    j.block_cols = f->scaled ? block_cols : cols;
+    if (!rows || !cols) return TR_OK;
+    for (int64_t br = 0; br < tri_blocks(rows, j.block_rows); br++)
+        for (int64_t bc = 0; bc < tri_blocks(cols, j.block_cols); bc++)
+            TRI_TRY(tri_quant_block(&j, br, bc));
+    return TR_OK;
+}
+
+/* ============================================================================
  * 7. Threads and random numbers {par}
  *
  *     piece i of P over n items     [n i / P, n (i + 1) / P)

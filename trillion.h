@@ -3332,6 +3332,152 @@ int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
 }
 
 /* ============================================================================
+ * 9. Products {mat}
+ *
+ *     y[n, o] = sum_i x[n, i] W[o, i]  + b[o]        i increasing from +0, then the bias
+ *
+ * A row of W is one output and a row of x is one token, so y = x W^T: both are read along their
+ * rows. The embedding is the row of W that the token's id names.
+ *
+ * We take a row of W in pieces, decode each piece once for all tokens, and carry every token's sum
+ * in y from piece to piece. So any storage is read in place, nothing is allocated, and the sum is
+ * the chain of tr_dot_f64 whatever the number of tokens. Threads own rows of W.
+ *
+ * Traps. Without columns the sum is empty: y is the bias or 0, not what was there before. Without
+ * tokens there is nothing to do, and no error. Adding the sum of each piece to y, instead of
+ * carrying on, is another order and another number.
+ * ========================================================================= */
+
+/* How many rows are worth a thread: about 2^14 products. */
+static int64_t tri_mat_grain(int64_t N, int64_t I) { return 1 + 16384 / (N + 1) / (I + 1); }
+
+/* F64 rows that can be read with a pointer. */
+static int tri_is_rows_f64(tr_view v)
+{
+    return v.dtype == TR_F64 && v.rank == 2 && (v.stride[1] == 1 || v.shape[1] <= 1) &&
+           (v.data || v.shape[0] == 0 || v.shape[1] == 0);
+}
+
+static tr_status tri_mat_weight(tr_ctx *ctx, const char *op, const tr_weight *w)
+{
+    if (!w || !w->format) return tr_fail(ctx, TR_ERR_ARG, "%s: there is no weight", op);
+    if (!w->q && w->rows && w->cols)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s %s: weight is planned, not loaded", op, w->name);
+    return TR_OK;
+}
+
+static tr_status tri_mat_rows(tr_ctx *ctx, const char *op, const tr_weight *w, const char *letter,
+                              tr_view v)
+{
+    char s[96];
+    if (tri_is_rows_f64(v)) return TR_OK;
+    return tr_fail(ctx, v.dtype == TR_F64 ? TR_ERR_SHAPE : TR_ERR_DTYPE,
+                   "%s %s: %s is %s and must be F64 rows without gaps between columns", op, w->name,
+                   letter, tr_view_str(v, s));
+}
+
+static tr_status tri_matmul_check(tr_ctx *ctx, const tr_matmul_args *a)
+{
+    const tr_weight *w = a->w;
+    char y[96], x[96], b[96];
+    TRI_TRY(tri_mat_weight(ctx, "matmul", w));
+    TRI_TRY(tri_mat_rows(ctx, "matmul", w, "y", a->y));
+    TRI_TRY(tri_mat_rows(ctx, "matmul", w, "x", a->x));
+    if (a->x.shape[1] != w->cols || a->y.shape[1] != w->rows || a->x.shape[0] != a->y.shape[0])
+        return tr_fail(ctx, TR_ERR_SHAPE, "matmul %s [%lld, %lld]: x is %s and y is %s", w->name,
+                       (long long)w->rows, (long long)w->cols, tr_view_str(a->x, x),
+                       tr_view_str(a->y, y));
+    if (a->y.shape[0] > 1 && a->y.stride[0] < a->y.shape[1])
+        return tr_fail(ctx, TR_ERR_ARG, "matmul %s: rows of y lie on each other", w->name);
+    if (a->y.data == a->x.data && tr_view_numel(a->y) && tr_view_numel(a->x))
+        return tr_fail(ctx, TR_ERR_ARG, "matmul %s: y is x", w->name);
+    if (tr_view_is_none(a->bias)) return TR_OK;
+    if (a->bias.rank != 1 || a->bias.shape[0] != w->rows || (!a->bias.data && w->rows))
+        return tr_fail(ctx, TR_ERR_SHAPE, "matmul %s [%lld, %lld]: bias is %s", w->name,
+                       (long long)w->rows, (long long)w->cols, tr_view_str(a->bias, b));
+    if (a->bias.dtype != TR_F64)
+        return tr_fail(ctx, TR_ERR_DTYPE, "matmul %s: bias is %s and must be F64", w->name,
+                       tr_view_str(a->bias, b));
+    return TR_OK;
+}
+
+static void tri_matmul_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_matmul_args *a = (const tr_matmul_args *)user;
+    int64_t N = a->x.shape[0], I = a->x.shape[1];
+    int has_bias = !tr_view_is_none(a->bias);
+    double buf[TRI_PIECE];
+    for (int64_t o = begin; o < end; o++) {
+        for (int64_t n = 0; n < N; n++) tri_row_f64(a->y, n)[o] = 0;
+        for (int64_t i = 0; i < I; i += TRI_PIECE) {
+            int64_t len = tri_least(I - i, TRI_PIECE);
+            const double *w = tr_weight_row_f64(a->w, o, i, len, buf);
+            for (int64_t n = 0; n < N; n++) {
+                double *y = tri_row_f64(a->y, n) + o;
+                *y = tri_dot_on(*y, tri_row_f64(a->x, n) + i, w, len);
+            }
+        }
+        for (int64_t n = 0; has_bias && n < N; n++)
+            tri_row_f64(a->y, n)[o] += tr_view_f64(a->bias)[o * a->bias.stride[0]];
+    }
+}
+
+tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
+{
+    tr_matmul_args job = *a;
+    TRI_TRY(tri_matmul_check(ctx, a));
+    tr_par_for(ctx, a->w->rows, tri_mat_grain(a->x.shape[0], a->w->cols), tri_matmul_rows, &job);
+    return TR_OK;
+}
+
+static int64_t tri_embed_id(const tr_embed_args *a, int64_t n)
+{
+    return (int64_t)tr_get_f64(a->ids.data, TR_I32, n * a->ids.stride[0]);
+}
+
+static tr_status tri_embed_check(tr_ctx *ctx, const tr_embed_args *a)
+{
+    const tr_weight *w = a->w;
+    char y[96], ids[96];
+    TRI_TRY(tri_mat_weight(ctx, "embed", w));
+    TRI_TRY(tri_mat_rows(ctx, "embed", w, "y", a->y));
+    if (a->ids.dtype != TR_I32)
+        return tr_fail(ctx, TR_ERR_DTYPE, "embed %s: ids are %s and must be I32", w->name,
+                       tr_view_str(a->ids, ids));
+    if (a->ids.rank != 1 || a->ids.shape[0] != a->y.shape[0] || a->y.shape[1] != w->cols ||
+        (!a->ids.data && a->ids.shape[0]))
+        return tr_fail(ctx, TR_ERR_SHAPE, "embed %s [%lld, %lld]: ids are %s and y is %s", w->name,
+                       (long long)w->rows, (long long)w->cols, tr_view_str(a->ids, ids),
+                       tr_view_str(a->y, y));
+    for (int64_t n = 0; n < a->ids.shape[0]; n++)
+        if (tri_embed_id(a, n) < 0 || tri_embed_id(a, n) >= w->rows)
+            return tr_fail(ctx, TR_ERR_RANGE, "embed %s: token %lld: id %lld is outside [0, %lld)",
+                           w->name, (long long)n, (long long)tri_embed_id(a, n),
+                           (long long)w->rows);
+    return TR_OK;
+}
+
+static void tri_embed_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_embed_args *a = (const tr_embed_args *)user;
+    int64_t D = a->w->cols;
+    for (int64_t n = begin; n < end; n++) {
+        double *y = tri_row_f64(a->y, n);
+        const double *row = tr_weight_row_f64(a->w, tri_embed_id(a, n), 0, D, y);
+        if (row != y) memcpy(y, row, (size_t)D * sizeof *y);
+    }
+}
+
+tr_status tr_embed_f64(tr_ctx *ctx, const tr_embed_args *a)
+{
+    tr_embed_args job = *a;
+    TRI_TRY(tri_embed_check(ctx, a));
+    if (a->w->cols == 0) return TR_OK;
+    tr_par_for(ctx, a->ids.shape[0], tri_mat_grain(0, a->w->cols), tri_embed_rows, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

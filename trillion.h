@@ -3478,6 +3478,214 @@ tr_status tr_embed_f64(tr_ctx *ctx, const tr_embed_args *a)
 }
 
 /* ============================================================================
+ * 10. Norms {norm}
+ *
+ * A row of activations is divided by its own size, so that what follows sees its direction and not
+ * its magnitude; a learned weight then says how much each channel counts. The kinds differ in what
+ * "size" is, and in whether the mean is taken off first.
+ *
+ * Traps. eps stands inside the root and beside the mean: an RMS helper on delta-rule keys needs eps
+ * / D and a factor D^-1/2 to be the L2 norm. Inner norms of latent attention use 1e-6 even where
+ * the config says 1e-5 (the vendor's class default; the fact mla.inner_eps). Some checkpoints store
+ * w, some w - 1. With eps 0 a row of zeros is 0/0.
+ * ========================================================================= */
+
+/* Operators check at the door; the arithmetic behind it is bare. tri_fit takes the shapes as this
+ * book writes them, and a view for each:
+ *
+ *     tri_fit(ctx, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u)
+ *
+ * Equal letters must be equal extents. Views are F64 unless it says name:I32[..]; name?[..] may be
+ * absent; two dots stand for any leading dimensions, the same for all that have them. The last
+ * dimension must be without gaps. */
+typedef struct tri_fitting {
+    tr_ctx *ctx;
+    const char *op;
+    int n;                                              /* letters met so far, with where */
+    struct { const char *letter, *name; size_t len; int64_t extent; tr_view v; } met[16];
+} tri_fitting;
+
+static int tri_name_len(const char *item) { return (int)strcspn(item, "?:["); }
+
+/* Dimension k of v is called `letter`; two dots compare dimensions before the k-th. */
+static tr_status tri_fit_letter(tri_fitting *f, const char *item, tr_view v, const char *letter,
+                                int k)
+{
+    char a[96], b[96];
+    size_t len = strcspn(letter, ",]");
+    int dots = *letter == '.', same = 1;
+    for (int i = 0; i < f->n; i++) {
+        if (f->met[i].len != len || memcmp(f->met[i].letter, letter, len)) continue;
+        for (int d = 0; dots && d < k; d++) same &= f->met[i].v.shape[d] == v.shape[d];
+        if (same && f->met[i].extent == (dots ? k : v.shape[k])) return TR_OK;
+        return tr_fail(f->ctx, TR_ERR_SHAPE, "%s: %.*s %s and %.*s %s differ in %.*s", f->op,
+                       tri_name_len(f->met[i].name), f->met[i].name, tr_view_str(f->met[i].v, a),
+                       tri_name_len(item), item, tr_view_str(v, b), (int)len, letter);
+    }
+    TR_ASSERT(f->n < 16);
+    f->met[f->n].letter = letter;
+    f->met[f->n].name = item;
+    f->met[f->n].len = len;
+    f->met[f->n].extent = dots ? k : v.shape[k];
+    f->met[f->n++].v = v;
+    return TR_OK;
+}
+
+static tr_status tri_fit_view(tri_fitting *f, const char *item, tr_view v)
+{
+    char s[96];
+    int name = tri_name_len(item), last = v.rank - 1, dims = 1, k = 0;
+    int there = v.data || tr_view_numel(v) == 0;
+    const char *shape = strchr(item, '[');
+    tr_dtype t = TR_F64;
+    if (item[name] == ':') TRI_TRY(tr_dtype_parse(f->ctx, &t, item + name + 1, 3));
+    for (const char *c = shape; *c != ']'; c++) dims += *c == ',';
+    if (shape[1] == '.') k = v.rank - (dims - 1) > 0 ? v.rank - (dims - 1) : 0;
+
+    if (tr_view_is_none(v) && item[name] == '?') return TR_OK;
+    if (tr_view_is_none(v))
+        return tr_fail(f->ctx, TR_ERR_ARG, "%s: %.*s is absent", f->op, name, item);
+    if (v.dtype != t)
+        return tr_fail(f->ctx, TR_ERR_DTYPE, "%s: %.*s %s is not %s", f->op, name, item,
+                       tr_view_str(v, s), tr_dtype_get(t)->name);
+    if (v.rank != (shape[1] == '.' ? k + dims - 1 : dims))
+        return tr_fail(f->ctx, TR_ERR_SHAPE, "%s: %.*s %s is not %.*s", f->op, name, item,
+                       tr_view_str(v, s), (int)(strchr(shape, ']') + 1 - shape), shape);
+    for (int d = 0; d < v.rank; d++) there &= v.shape[d] >= 0;
+    if (!there)
+        return tr_fail(f->ctx, TR_ERR_ARG, "%s: %.*s %s has no data", f->op, name, item,
+                       tr_view_str(v, s));
+    if (v.shape[last] > 1 && v.stride[last] != 1)
+        return tr_fail(f->ctx, TR_ERR_SHAPE, "%s: %.*s %s has stride %lld in its last dimension",
+                       f->op, name, item, tr_view_str(v, s), (long long)v.stride[last]);
+    for (shape++; k < v.rank; shape += strcspn(shape, ",]") + 1) {
+        TRI_TRY(tri_fit_letter(f, item, v, shape, k));
+        if (*shape != '.') k++;
+    }
+    return TR_OK;
+}
+
+static tr_status tri_fit(tr_ctx *ctx, const char *op, const char *shapes, ...)
+{
+    tri_fitting f;
+    tr_status s = TR_OK;
+    va_list ap;
+    f.ctx = ctx;
+    f.op = op;
+    f.n = 0;
+    va_start(ap, shapes);
+    for (; s == TR_OK && *shapes; shapes += strcspn(shapes, " "), shapes += *shapes == ' ')
+        s = tri_fit_view(&f, shapes, va_arg(ap, tr_view));
+    va_end(ap);
+    return s;
+}
+
+/* A factor: finite and not 0. There is no default; 1 changes nothing. */
+static tr_status tri_factor(tr_ctx *ctx, const char *what, double x)
+{
+    if (x != 0 && fabs(x) <= DBL_MAX) return TR_OK;
+    return tr_fail(ctx, TR_ERR_ARG, "%s is %g, must be finite and not 0", what, x);
+}
+
+/* Something like an epsilon: finite and not below 0. */
+static tr_status tri_not_below_0(tr_ctx *ctx, const char *what, double x)
+{
+    if (x >= 0 && x <= DBL_MAX) return TR_OK;
+    return tr_fail(ctx, TR_ERR_RANGE, "%s is %g, must be finite and not below 0", what, x);
+}
+
+/* How many items of `work` multiplications make a piece worth a thread. */
+static int64_t tri_grain(int64_t work) { return 1 + 8192 / (work > 0 ? work : 1); }
+
+/* Root mean square (Zhang & Sennrich 2019; LlamaRMSNorm):
+ *
+ *     y = w x / rms(x),   rms(x) = sqrt(mean_d(x_d^2) + eps)                    w NULL: 1 */
+void tr_rmsnorm_f64(double *y, const double *x, const double *w, int64_t T, int64_t D, double eps)
+{
+    for (int64_t t = 0; t < T; t++, x += D, y += D) {
+        double r = 1 / sqrt(tr_sumsq_f64(x, D) / (double)D + eps);
+        for (int64_t d = 0; d < D; d++) y[d] = (w ? w[d] : 1) * (x[d] * r);
+    }
+}
+
+/* Euclidean length (fla l2norm, on the queries and keys of delta rules): the sum, not the mean.
+ *
+ *     y = x / sqrt(sum_d(x_d^2) + eps) */
+void tr_l2norm_f64(double *y, const double *x, int64_t T, int64_t D, double eps)
+{
+    for (int64_t t = 0; t < T; t++, x += D, y += D) {
+        double r = 1 / sqrt(tr_sumsq_f64(x, D) + eps);
+        for (int64_t d = 0; d < D; d++) y[d] = x[d] * r;
+    }
+}
+
+/* Mean and deviation (Ba, Kiros & Hinton 2016; torch LayerNorm):
+ *
+ *     y = w (x - mu) / sqrt(mean_d((x_d - mu)^2) + eps) + b,   mu = mean_d(x_d) */
+void tr_layernorm_f64(double *y, const double *x, const double *w, const double *b,
+                      int64_t T, int64_t D, double eps)
+{
+    for (int64_t t = 0; t < T; t++, x += D, y += D) {
+        double mu = 0, var = 0;
+        for (int64_t d = 0; d < D; d++) mu += x[d];
+        mu /= (double)D;
+        for (int64_t d = 0; d < D; d++) var += (x[d] - mu) * (x[d] - mu);
+        double r = 1 / sqrt(var / (double)D + eps);
+        for (int64_t d = 0; d < D; d++)
+            y[d] = (w ? w[d] : 1) * ((x[d] - mu) * r) + (b ? b[d] : 0);
+    }
+}
+
+/* The operator: D falls into groups with statistics of their own, then
+ *
+ *     y = scale (w n(x) + b) sigmoid(gate)                        w is 1 + w in some checkpoints
+ *
+ * The gate comes after norm and weight (KDA's o_norm, fla FusedRMSNormGated). */
+static void tri_norm_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_norm_args *a = (const tr_norm_args *)user;
+    int64_t D = a->x.shape[a->x.rank - 1], C = D / a->groups;
+    double one = a->form == TR_NORM_ONE_PLUS_W ? 1 : 0;
+    const double *w = tr_view_f64(a->w), *b = tr_view_f64(a->bias);
+    for (int64_t i = begin; i < end; i++) {
+        double *y = tri_row_f64(a->y, i);
+        const double *x = tri_row_f64(a->x, i);
+        const double *gate = tr_view_is_none(a->gate) ? NULL : tri_row_f64(a->gate, i);
+        for (int64_t c = 0; c < D; c += C) {
+            if (a->kind == TR_NORM_RMS)   tr_rmsnorm_f64(y + c, x + c, NULL, 1, C, a->eps);
+            if (a->kind == TR_NORM_L2)    tr_l2norm_f64(y + c, x + c, 1, C, a->eps);
+            if (a->kind == TR_NORM_LAYER) tr_layernorm_f64(y + c, x + c, NULL, NULL, 1, C, a->eps);
+        }
+        for (int64_t d = 0; d < D; d++) {
+            if (w) y[d] *= one + w[d];
+            if (b) y[d] += b[d];
+            if (gate) y[d] *= tr_sigmoid_f64(gate[d]);
+            y[d] *= a->scale;
+        }
+    }
+}
+
+tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a)
+{
+    tr_norm_args job = *a;
+    int64_t D;
+    TRI_TRY(tri_fit(ctx, "norm", "x[..,D] y[..,D] w?[D] bias?[D] gate?[..,D]",
+                    a->x, a->y, a->w, a->bias, a->gate));
+    TRI_TRY(tri_not_below_0(ctx, "norm: eps", a->eps));
+    TRI_TRY(tri_factor(ctx, "norm: scale", a->scale));
+    D = a->x.shape[a->x.rank - 1];
+    if (D < 1 || a->groups < 1 || D % a->groups)
+        return tr_fail(ctx, TR_ERR_SHAPE, "norm: rows of %lld do not fall into %lld groups",
+                       (long long)D, (long long)a->groups);
+    if ((int)a->kind < 0 || a->kind > TR_NORM_LAYER)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "norm: no kind %d", (int)a->kind);
+    if (!tr_view_is_none(a->bias) && a->kind != TR_NORM_LAYER)
+        return tr_fail(ctx, TR_ERR_ARG, "norm: only LayerNorm has a bias");
+    tr_par_for(ctx, tri_rows(a->x), tri_grain(4 * D), tri_norm_rows_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

@@ -3686,6 +3686,128 @@ tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a)
 }
 
 /* ============================================================================
+ * 11. Activations {act}
+ *
+ * What makes a network more than one matrix: a function of single numbers. Here they come in
+ * pairs, one number deciding (the gate) how much of the other passes. And softmax, which turns a
+ * row of scores into shares of one.
+ *
+ * Traps. Gate and up are not symmetric: swapping w1 and w3 gives plausible text. In SiTU the
+ * sigmoid of the capped gate, or the two caps swapped, are wrong by little. torch's softplus
+ * returns x above 20, which is off by 2e-9.
+ * ========================================================================= */
+
+/* SwiGLU (Shazeer 2020):   y = silu(g) u */
+static double tri_act_silu_f64(double g, double u, const double *p)
+{
+    (void)p;
+    return tr_silu_f64(g) * u;
+}
+
+/* SiTU (Kimi K3, SituAndMul):   y = p0 tanh(g / p0) sigma(g) p1 tanh(u / p1)
+ * Both factors are capped; the sigmoid sees g as it came. */
+static double tri_act_situ_f64(double g, double u, const double *p)
+{
+    return p[0] * tanh(g / p[0]) * tr_sigmoid_f64(g) * (p[1] * tanh(u / p[1]));
+}
+
+static const tr_act tri_acts[] = {
+    { "silu", tri_act_silu_f64 },
+    { "situ", tri_act_situ_f64 },
+};
+
+const tr_act *tr_act_find(const tr_ctx *ctx, const char *name)
+{
+    for (int64_t i = 0; i < ctx->n_acts; i++)
+        if (!strcmp(ctx->acts[i].name, name)) return &ctx->acts[i];
+    for (size_t i = 0; i < sizeof tri_acts / sizeof *tri_acts; i++)
+        if (!strcmp(tri_acts[i].name, name)) return &tri_acts[i];
+    return NULL;
+}
+
+tr_status tr_ctx_add_act(tr_ctx *ctx, const tr_act *act)
+{
+    void *p;
+    if (!act->name || !act->name[0] || !act->f64)
+        return tr_fail(ctx, TR_ERR_ARG, "an activation needs a name and a function");
+    if (tr_act_find(ctx, act->name))
+        return tr_fail(ctx, TR_ERR_ARG, "activation \"%s\" exists already", act->name);
+    TRI_TRY(tri_alloc_n(ctx, &p, ctx->n_acts + 1, sizeof *act));
+    if (ctx->n_acts) memcpy(p, ctx->acts, (size_t)ctx->n_acts * sizeof *act);
+    tr_free(ctx, ctx->acts);
+    ctx->acts = (tr_act *)p;
+    ctx->acts[ctx->n_acts++] = *act;
+    return TR_OK;
+}
+
+/* op is "glu" or "experts". A cap of 0 would be 0/0. */
+static tr_status tri_act_check(tr_ctx *ctx, const char *op, const tr_act *act, const double *p)
+{
+    if (!act || !act->f64) return tr_fail(ctx, TR_ERR_ARG, "%s: no activation", op);
+    if (act->f64 == tri_act_situ_f64 && !(p[0] > 0 && p[1] > 0))
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: situ needs caps > 0, not %g and %g", op, p[0], p[1]);
+    return TR_OK;
+}
+
+static void tri_glu_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_glu_args *a = (const tr_glu_args *)user;
+    for (int64_t n = begin; n < end; n++) {
+        const double *g = tri_row_f64(a->g, n), *u = tri_row_f64(a->u, n);
+        double *y = tri_row_f64(a->y, n);
+        for (int64_t f = 0; f < a->y.shape[1]; f++) y[f] = a->act->f64(g[f], u[f], a->p);
+    }
+}
+
+tr_status tr_glu_f64(tr_ctx *ctx, const tr_glu_args *a)
+{
+    tr_glu_args job = *a;
+    TRI_TRY(tri_fit(ctx, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u));
+    TRI_TRY(tri_act_check(ctx, "glu", a->act, a->p));
+    tr_par_for(ctx, a->y.shape[0], tri_grain(16 * a->y.shape[1]), tri_glu_rows_f64, &job);
+    return TR_OK;
+}
+
+/* y = x sigma(g): the output gate of gated attention, on what the heads return, before o_proj. */
+static void tri_gate_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_gate_args *a = (const tr_gate_args *)user;
+    for (int64_t n = begin; n < end; n++) {
+        const double *x = tri_row_f64(a->x, n), *g = tri_row_f64(a->g, n);
+        double *y = tri_row_f64(a->y, n);
+        for (int64_t d = 0; d < a->y.shape[a->y.rank - 1]; d++) y[d] = x[d] * tr_sigmoid_f64(g[d]);
+    }
+}
+
+tr_status tr_gate_f64(tr_ctx *ctx, const tr_gate_args *a)
+{
+    tr_gate_args job = *a;
+    TRI_TRY(tri_fit(ctx, "gate", "y[..,D] x[..,D] g[..,D]", a->y, a->x, a->g));
+    tr_par_for(ctx, tri_rows(a->y), tri_grain(16 * a->y.shape[a->y.rank - 1]), tri_gate_rows_f64,
+               &job);
+    return TR_OK;
+}
+
+/* p_i = e^(x_i - m) / (e^(sink - m) + sum_j e^(x_j - m)),   m = max(sink, max_j x_j)
+ *
+ * Taking off m changes nothing but keeps every exponent <= 0. m starts from a number of the row,
+ * not from a very small one: a row may lie below any. */
+void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, int64_t D)
+{
+    for (int64_t t = 0; t < T; t++, x += D, y += D) {
+        double m = sink ? sink[t] : D ? x[0] : 0, sum;
+        for (int64_t d = 0; d < D; d++) m = x[d] > m ? x[d] : m;
+        int masked = m < -DBL_MAX;                  /* nothing to see: zeros, not 0/0 */
+        sum = sink && !masked ? exp(sink[t] - m) : 0;
+        for (int64_t d = 0; d < D; d++) {
+            y[d] = masked ? 0 : exp(x[d] - m);
+            sum += y[d];
+        }
+        for (int64_t d = 0; d < D; d++) y[d] = masked ? 0 : y[d] / sum;
+    }
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

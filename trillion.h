@@ -3808,6 +3808,178 @@ void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, i
 }
 
 /* ============================================================================
+ * 12. Positions {rope}
+ *
+ * Attention itself does not know in which order tokens came. Here every pair of numbers of a query
+ * or key is a point in the plane that position p turns by p times the pair's frequency; the product
+ * of a query at i and a key at j then depends on i - j alone. Pairs turn at geometrically falling
+ * frequencies, like the hands of a clock. Contexts longer than those of training are reached by
+ * slowing down the slow hands.
+ *
+ * Traps. Half-split rotation of interleaved weights gives fluent nonsense after some tokens.
+ * DeepSeek's own code de-interleaves first, so its stored keys are a permutation of these: compare
+ * scores, not caches. An angle in binary32 is off by 0.03 at position 2^20. theta comes from the
+ * config: the default of 1e4 passes every short test. yarn's g^2 is easily forgotten, or applied
+ * to cos and sin as well.
+ * ========================================================================= */
+
+/* inv_freq_i = theta^(-2i/d),  i = 0 .. d/2-1                              (Su et al. 2021)
+ *
+ *   linear:  inv_freq / factor
+ *   yarn:    the ramp between the pairs that make beta_fast and beta_slow turns in orig tokens
+ *            (Peng et al. 2023; transformers modeling_rope_utils):
+ *              corr(r) = d ln(orig / (2 pi r)) / (2 ln theta)
+ *              low = max(corr(beta_fast), 0)   high = min(corr(beta_slow), d - 1)
+ *                (truncate: floor and ceil first; high += 0.001 if they are equal)
+ *              ramp_i = clamp((i - low) / (high - low), 0, 1)
+ *              inv_freq / factor * ramp + inv_freq * (1 - ramp)
+ *            and cos, sin are multiplied by attention_factor, if given; else by
+ *            g(mscale) / g(mscale_all_dim), if both are; else by g(1), where
+ *              g(m) = 1 if factor <= 1 else 0.1 m ln(factor) + 1
+ *   llama3:  n = turns in orig tokens = orig inv_freq / (2 pi)
+ *              n < low_freq: inv_freq / factor      n >= high_freq: inv_freq
+ *              between: s = (n - low_freq) / (high_freq - low_freq),
+ *                       (1 - s) inv_freq / factor + s inv_freq */
+
+#define TRI_PI 3.14159265358979323846
+
+static double tri_yarn_g(double factor, double m)
+{
+    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
+}
+
+/* The index, as a real number, of the pair that makes r turns in orig tokens. */
+static double tri_yarn_corr(const tr_rope_cfg *c, double r)
+{
+    return (double)c->dim * log(c->orig / (2 * TRI_PI * r)) / (2 * log(c->theta));
+}
+
+static double tri_yarn_mult(const tr_rope_cfg *c)
+{
+    if (c->attention_factor != 0) return c->attention_factor;
+    if (c->mscale != 0 && c->mscale_all_dim != 0)
+        return tri_yarn_g(c->factor, c->mscale) / tri_yarn_g(c->factor, c->mscale_all_dim);
+    return tri_yarn_g(c->factor, 1);
+}
+
+static void tri_freqs_yarn_f64(double *f, const tr_rope_cfg *c)
+{
+    double low = tri_yarn_corr(c, c->beta_fast), high = tri_yarn_corr(c, c->beta_slow);
+    if (c->truncate) { low = floor(low); high = ceil(high); }
+    if (low < 0) low = 0;
+    if (high > (double)(c->dim - 1)) high = (double)(c->dim - 1);
+    if (low == high) high += 0.001;
+    for (int64_t i = 0; i < c->dim / 2; i++) {
+        double ramp = ((double)i - low) / (high - low);
+        ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+        f[i] = f[i] / c->factor * ramp + f[i] * (1 - ramp);
+    }
+}
+
+static void tri_freqs_llama3_f64(double *f, const tr_rope_cfg *c)
+{
+    for (int64_t i = 0; i < c->dim / 2; i++) {
+        double n = c->orig * f[i] / (2 * TRI_PI);
+        double s = (n - c->low_freq) / (c->high_freq - c->low_freq);
+        if (n < c->low_freq) f[i] = f[i] / c->factor;
+        else if (n < c->high_freq) f[i] = (1 - s) * f[i] / c->factor + s * f[i];
+    }
+}
+
+/* x > least, finite; else the sentence names the number. */
+static tr_status tri_above(tr_ctx *ctx, const char *name, double x, double least)
+{
+    if (x > least && x <= DBL_MAX) return TR_OK;
+    return tr_fail(ctx, TR_ERR_RANGE, "rope: %s is %g, must be above %g", name, x, least);
+}
+
+tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult, const tr_rope_cfg *c)
+{
+    int yarn = c->kind == TR_ROPE_YARN, llama3 = c->kind == TR_ROPE_LLAMA3;
+    if ((int)c->kind < 0 || c->kind > TR_ROPE_LLAMA3)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "rope: no kind %d", (int)c->kind);
+    if (c->dim < 2 || c->dim % 2)
+        return tr_fail(ctx, TR_ERR_RANGE, "rope: dim is %lld, must be even and above 0",
+                       (long long)c->dim);
+    TRI_TRY(tri_above(ctx, "theta", c->theta, yarn ? 1 : 0));
+    if (c->kind != TR_ROPE_DEFAULT) TRI_TRY(tri_above(ctx, "factor", c->factor, 0));
+    if (yarn || llama3) TRI_TRY(tri_above(ctx, "orig", c->orig, 0));
+    if (yarn) {
+        TRI_TRY(tri_above(ctx, "beta_slow", c->beta_slow, 0));
+        TRI_TRY(tri_above(ctx, "beta_fast", c->beta_fast, 0));
+        if (c->beta_fast < c->beta_slow)
+            return tr_fail(ctx, TR_ERR_RANGE, "rope: beta_fast %g is below beta_slow %g",
+                           c->beta_fast, c->beta_slow);
+        TRI_TRY(tri_factor(ctx, "rope: what mscale and attention_factor make of cos and sin",
+                           tri_yarn_mult(c)));
+    }
+    if (llama3) {
+        TRI_TRY(tri_above(ctx, "low_freq", c->low_freq, 0));
+        TRI_TRY(tri_above(ctx, "high_freq", c->high_freq, 0));
+        if (c->high_freq < c->low_freq)
+            return tr_fail(ctx, TR_ERR_RANGE, "rope: high_freq %g is below low_freq %g",
+                           c->high_freq, c->low_freq);
+    }
+    for (int64_t i = 0; i < c->dim / 2; i++)
+        inv_freq[i] = pow(c->theta, -2 * (double)i / (double)c->dim);
+    if (c->kind == TR_ROPE_LINEAR)
+        for (int64_t i = 0; i < c->dim / 2; i++) inv_freq[i] /= c->factor;
+    if (yarn) tri_freqs_yarn_f64(inv_freq, c);
+    if (llama3) tri_freqs_llama3_f64(inv_freq, c);
+    *mult = yarn ? tri_yarn_mult(c) : 1;
+    return TR_OK;
+}
+
+/* DeepSeek puts yarn's correction into the softmax scale instead (modeling_deepseek_v3): there
+ * mscale = mscale_all_dim, so cos and sin are multiplied by 1, and the scale by g^2. */
+double tr_rope_softmax_mult(const tr_rope_cfg *c)
+{
+    double g = tri_yarn_g(c->factor, c->mscale_all_dim);
+    return c->kind == TR_ROPE_YARN ? g * g : 1;
+}
+
+/* The pair (x_a, x_b) at position p, with phi = p inv_freq_i:
+ *
+ *     x_a' = x_a cos phi - x_b sin phi         half:         a = i,    b = i + d/2
+ *     x_b' = x_b cos phi + x_a sin phi         interleaved:  a = 2i,   b = 2i + 1
+ *
+ * Part of a head is rotated by passing a view of that part. -inv_freq turns back. */
+static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_rope_args *r = (const tr_rope_args *)user;
+    const double *inv_freq = tr_view_f64(r->inv_freq);
+    int64_t H = r->x.shape[1], d = r->x.shape[2];
+    int half = r->layout == TR_ROPE_HALF;
+    for (int64_t n = begin; n < end; n++) {
+        double p = (double)((const int64_t *)r->pos.data)[n];
+        for (int64_t i = 0; i < d / 2; i++) {
+            double c = r->mult * cos(p * inv_freq[i]), s = r->mult * sin(p * inv_freq[i]);
+            int64_t a = half ? i : 2 * i, b = half ? i + d / 2 : 2 * i + 1;
+            for (int64_t h = 0; h < H; h++) {
+                double *x = tri_row_f64(r->x, n * H + h), xa = x[a], xb = x[b];
+                x[a] = xa * c - xb * s;
+                x[b] = xb * c + xa * s;
+            }
+        }
+    }
+}
+
+tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a)
+{
+    tr_rope_args job = *a;
+    TRI_TRY(tri_fit(ctx, "rope", "x[N,H,d] pos:I64[N] inv_freq[d/2]", a->x, a->pos, a->inv_freq));
+    if (a->x.shape[2] != 2 * a->inv_freq.shape[0])
+        return tr_fail(ctx, TR_ERR_SHAPE, "rope: %lld numbers to rotate, but %lld frequencies",
+                       (long long)a->x.shape[2], (long long)a->inv_freq.shape[0]);
+    if (a->layout != TR_ROPE_HALF && a->layout != TR_ROPE_INTERLEAVED)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "rope: no layout %d", (int)a->layout);
+    TRI_TRY(tri_factor(ctx, "rope: mult", a->mult));
+    tr_par_for(ctx, a->x.shape[0], tri_grain(a->x.shape[2] * (a->x.shape[1] + 16)),
+               tri_rope_rows_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

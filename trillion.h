@@ -3980,6 +3980,107 @@ tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a)
 }
 
 /* ============================================================================
+ * 13. Attention {attn}
+ *
+ * Each token asks (q), each token seen offers a key (k) and a value (v); what comes back is the
+ * mean of the values, weighted by the softmax of how well the keys answer. Query heads share key
+ * and value heads in groups: head h reads group h div (H/G). A query at position p sees positions
+ * up to p, and of these only the last few (window), or those of its own chunk (chunk).
+ *
+ * Traps. A window of W counts the query's own key: W keys, not W + 1. Chunks are fixed stretches
+ * of positions, not the last so many. The scale is Dk^-1/2 only where the config says nothing
+ * else, and Dk is the whole key, rotated part included. The sink belongs into the maximum too.
+ * Softcap comes after the scale.
+ * ========================================================================= */
+
+/*     z_s = scale q . k_s                          z_s = softcap tanh(z_s / softcap), if not off
+ *     p_s = e^(z_s - m) / (e^(sink - m) + sum_s e^(z_s - m)),   m = max(sink, max_s z_s)
+ *     y   = sum_s p_s v_s
+ *
+ * (Vaswani et al. 2017; groups: Ainslie et al. 2023; sinks: gpt-oss, one logit a head that takes
+ * part in the sum and gives no value.) */
+
+/* The operator's arguments, and the part of the key that latent attention keeps apart: the last
+ * Dr numbers of a query meet k_r instead of k. */
+typedef struct tri_attn { tr_attn_args a; tr_view k_r; } tri_attn;
+
+static double tri_attn_score(const tri_attn *j, int64_t t, int64_t h, int64_t s)
+{
+    const tr_attn_args *a = &j->a;
+    int64_t H = a->q.shape[1], G = a->k.shape[1], g = h / (H / G), Dk = a->k.shape[2];
+    const double *q = tri_row_f64(a->q, t * H + h);
+    double z = tr_dot_f64(q, tri_row_f64(a->k, s * G + g), Dk);
+    if (!tr_view_is_none(j->k_r)) z += tr_dot_f64(q + Dk, tri_row_f64(j->k_r, s), j->k_r.shape[1]);
+    z *= a->scale;
+    return a->softcap > 0 ? a->softcap * tanh(z / a->softcap) : z;
+}
+
+/* Rows t H + h of y. The keys are walked twice, for the maximum and for the mean, so that no row
+ * of scores is ever stored; masked keys are not touched. */
+static void tri_attn_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tri_attn *j = (const tri_attn *)user;
+    const tr_attn_args *a = &j->a;
+    int64_t H = a->q.shape[1], G = a->k.shape[1], S = a->k.shape[0], Dv = a->v.shape[2];
+    const double *sink = tr_view_f64(a->sink);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t t = i / H, h = i % H, g = h / (H / G), p = a->pos + t, first = 0;
+        double *y = tri_row_f64(a->y, i);
+        double *probs = tr_view_is_none(a->probs) ? NULL
+                                                  : tri_row_f64(a->probs, h * a->y.shape[0] + t);
+        if (a->window > 0 && p - a->window + 1 > first) first = p - a->window + 1;
+        if (a->chunk > 0 && p / a->chunk * a->chunk > first) first = p / a->chunk * a->chunk;
+
+        double m = sink ? sink[h] : tri_attn_score(j, t, h, first);
+        for (int64_t s = first; s <= p; s++) {
+            double z = tri_attn_score(j, t, h, s);
+            m = z > m ? z : m;
+        }
+        double sum = sink ? exp(sink[h] - m) : 0;
+        for (int64_t d = 0; d < Dv; d++) y[d] = 0;
+        for (int64_t s = 0; probs && s < S; s++) probs[s] = 0;
+        for (int64_t s = first; s <= p; s++) {
+            const double *v = tri_row_f64(a->v, s * G + g);
+            double e = exp(tri_attn_score(j, t, h, s) - m);
+            sum += e;
+            for (int64_t d = 0; d < Dv; d++) y[d] += e * v[d];
+            if (probs) probs[s] = e;
+        }
+        for (int64_t d = 0; d < Dv; d++) y[d] /= sum;
+        for (int64_t s = first; probs && s <= p; s++) probs[s] /= sum;
+    }
+}
+
+/* A query has its own key among those it sees. */
+static tr_status tri_attn_positions(tr_ctx *ctx, const char *op, int64_t T, int64_t S, int64_t pos)
+{
+    if (pos >= 0 && pos <= S - T) return TR_OK;
+    return tr_fail(ctx, TR_ERR_RANGE, "%s: %lld queries from position %lld on, but keys of %lld "
+                   "positions", op, (long long)T, (long long)pos, (long long)S);
+}
+
+tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
+{
+    tri_attn job;
+    int64_t T = a->q.shape[0], H = a->q.shape[1], G = a->k.shape[1], S = a->k.shape[0];
+    TRI_TRY(tri_fit(ctx, "attn", "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]",
+                    a->y, a->q, a->k, a->v, a->sink, a->probs));
+    TRI_TRY(tri_factor(ctx, "attn: scale", a->scale));
+    TRI_TRY(tri_not_below_0(ctx, "attn: softcap", a->softcap));
+    TRI_TRY(tri_attn_positions(ctx, "attn", T, S, a->pos));
+    if (G < 1 || H % G)
+        return tr_fail(ctx, TR_ERR_SHAPE, "attn: %lld query heads cannot share %lld key heads",
+                       (long long)H, (long long)G);
+    if (a->window < 0 || a->chunk < 0)
+        return tr_fail(ctx, TR_ERR_RANGE, "attn: window %lld and chunk %lld must not be below 0",
+                       (long long)a->window, (long long)a->chunk);
+    job.a = *a;
+    job.k_r = tr_view_none();
+    tr_par_for(ctx, T * H, tri_grain(S * a->q.shape[2]), tri_attn_rows_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

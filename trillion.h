@@ -4081,6 +4081,69 @@ tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
 }
 
 /* ============================================================================
+ * 14. Latent attention {mla}
+ *
+ * Keys and values of all heads are products of one short row a token, the latent, and only that
+ * row is remembered: 576 numbers instead of 40,960 in DeepSeek-V3. This is the expanded form, which
+ * makes keys and values again and attends as always; the absorbed form carries the queries into
+ * the latent instead and is equal in exact arithmetic.
+ *
+ * Traps. The rows of kv_b go head by head, [k_n | v], not all keys and then all values. The norms
+ * before kv_b and q_b use eps 1e-6 whatever the config says (the fact mla.inner_eps, which
+ * tr_config_opts.set can change). The latent is remembered after its norm, once; k_r is not normed.
+ * Without rotation the Dr numbers still count, in the product and in the scale. DeepSeek's scale
+ * carries yarn's g^2. The output gate reads the layer's normed input, not q.
+ * ========================================================================= */
+
+/*     latent_s = [c_s | k_r,s]                  c normed already, k_r rotated if anything is
+ *     kv_s     = W_kvb c_s                      head by head: Dn of key, then Dv of value
+ *     key_s,h  = [k_n,s,h | k_r,s]              k_r is shared by all heads and never normed
+ *     y_h      = attention(q_h, key_h, v_h),    causal
+ *
+ * (DeepSeek-V2, section 2.1; DeepseekV3Attention. Kimi K3: the same without rotation.) */
+tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
+{
+    tri_attn job;
+    tr_matmul_args expand;
+    tr_view kv;
+    int64_t T = a->q.shape[0], H = a->q.shape[1], S = a->latent.shape[0], Dv = a->y.shape[2];
+    int64_t Dr = a->rope, Dn = a->q.shape[2] - Dr, R = a->latent.shape[1] - Dr;
+    TRI_TRY(tri_fit(ctx, "mla", "y[T,H,Dv] q[T,H,Dn+Dr] latent[S,R+Dr] kv[S,H(Dn+Dv)] "
+                    "probs?[H,T,S]", a->y, a->q, a->latent, a->kv, a->probs));
+    TRI_TRY(tri_factor(ctx, "mla: scale", a->scale));
+    TRI_TRY(tri_attn_positions(ctx, "mla", T, S, a->pos));
+    TRI_TRY(tri_mat_weight(ctx, "mla", a->kv_b));
+    if (Dr < 0 || Dn < 0 || R < 0 || Dn + Dv < 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: %lld shared key numbers, queries of %lld, a latent "
+                       "of %lld, values of %lld", (long long)Dr, (long long)a->q.shape[2],
+                       (long long)a->latent.shape[1], (long long)Dv);
+    if (a->kv_b->rows != H * (Dn + Dv) || a->kv_b->cols != R || a->kv.shape[1] != H * (Dn + Dv))
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: %s [%lld, %lld] and kv of %lld columns, should be "
+                       "[%lld (%lld + %lld), %lld]", a->kv_b->name, (long long)a->kv_b->rows,
+                       (long long)a->kv_b->cols, (long long)a->kv.shape[1], (long long)H,
+                       (long long)Dn, (long long)Dv, (long long)R);
+
+    memset(&expand, 0, sizeof expand);
+    expand.y = a->kv;
+    expand.x = tr_view_slice(a->latent, 1, 0, R);
+    expand.w = a->kv_b;
+    TRI_TRY(tr_matmul_f64(ctx, &expand));
+
+    kv = tr_view_split(a->kv, 1, Dn + Dv);              /* [S, H, Dn + Dv] */
+    memset(&job, 0, sizeof job);
+    job.a.y = a->y;
+    job.a.q = a->q;
+    job.a.k = tr_view_slice(kv, 2, 0, Dn);
+    job.a.v = tr_view_slice(kv, 2, Dn, Dv);
+    job.k_r = tr_view_slice(a->latent, 1, R, Dr);
+    job.a.probs = a->probs;
+    job.a.pos = a->pos;
+    job.a.scale = a->scale;
+    tr_par_for(ctx, T * H, tri_grain(S * a->q.shape[2]), tri_attn_rows_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

@@ -4144,6 +4144,158 @@ tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
 }
 
 /* ============================================================================
+ * 16. Delta rules {delta}
+ *
+ * Softmax attention remembers every token; here a head remembers one matrix S, which answers a key
+ * with a value. Before it, a short convolution lets each channel see its last few inputs; two gates
+ * say how fast the memory fades (g, the logarithm of the decay, one a key channel in KDA, one a
+ * head in gated delta) and how strongly the new token is written (beta).
+ *
+ * Traps. Tap J-1 is now. The history is of raw inputs, and is carried from one piece of the prompt
+ * to the next. Queries and keys are normed by sum, eps 1e-6, and only then is q scaled by K^-1/2; v
+ * is neither. dt is added before the product with A = e^A_log, one a head, though files may hold
+ * more (padding). The bounded decay is a scaled sigmoid, not the softplus clamped. The memory is
+ * read for the correction after it has faded, and for the output after it was written. States of
+ * other programs may be [K, V]. After the heads comes the norm, then the gate's sigmoid. The parts
+ * are put together by tri_kda, in the model's chapter.
+ * ========================================================================= */
+
+/* Depthwise causal convolution (fla ShortConvolution; the weight is [C, 1, J] in files):
+ *
+ *     y_c(t) = sum_j w_c,j x_c(t - (J-1) + j),   oldest tap to newest, then SiLU if asked
+ *
+ * Before the first token x comes from hist: what went in last time, before any SiLU. */
+static void tri_conv_channels_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_conv_args *a = (const tr_conv_args *)user;
+    int64_t T = a->x.shape[0], J = a->w.shape[1];
+    for (int64_t c = begin; c < end; c++) {
+        const double *w = tri_row_f64(a->w, c);
+        double *hist = tri_row_f64(a->hist, c);             /* hist[i] is x(i - (J-1)) */
+        for (int64_t t = 0; t < T; t++) {
+            double sum = 0;
+            for (int64_t j = 0; j < J; j++)
+                sum += w[j] * (t + j < J - 1 ? hist[t + j] : tri_row_f64(a->x, t + j - (J - 1))[c]);
+            tri_row_f64(a->y, t)[c] = a->silu ? tr_silu_f64(sum) : sum;
+        }
+        for (int64_t i = 0; i < J - 1; i++)                 /* the last J-1 of hist and x */
+            hist[i] = T + i < J - 1 ? hist[T + i] : tri_row_f64(a->x, T + i - (J - 1))[c];
+    }
+}
+
+tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a)
+{
+    tr_conv_args job = *a;
+    TRI_TRY(tri_fit(ctx, "shortconv", "y[T,C] x[T,C] w[C,J] hist[C,J-1]",
+                    a->y, a->x, a->w, a->hist));
+    if (a->w.shape[1] < 1 || a->hist.shape[1] != a->w.shape[1] - 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "shortconv: %lld taps need %lld earlier inputs, hist has "
+                       "%lld", (long long)a->w.shape[1], (long long)(a->w.shape[1] - 1),
+                       (long long)a->hist.shape[1]);
+    if (a->y.data && a->y.data == a->x.data)
+        return tr_fail(ctx, TR_ERR_ARG, "shortconv: y must not be x, whose rows are read again");
+    tr_par_for(ctx, a->x.shape[1], tri_grain(a->x.shape[0] * (a->w.shape[1] + 16)),
+               tri_conv_channels_f64, &job);
+    return TR_OK;
+}
+
+/* Decay and write strength, from projections z and b of the layer's input:
+ *
+ *     bounded:   g = bound sigma(A (z + dt)),  bound < 0             (Kimi K3, fla kda/gate.py)
+ *     softplus:  g = -A softplus(z + dt)                             (Kimi-Linear, gated delta)
+ *     beta = sigma(b)
+ *
+ * A = e^A_log is one number a head, dt one a channel, added before the product with A. Which form
+ * is the config's: gate_lower_bound, if it is there, is the bound. */
+static void tri_decay_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_decay_args *a = (const tr_decay_args *)user;
+    int64_t H = a->z.shape[1], K = a->z.shape[2];
+    for (int64_t i = begin; i < end; i++) {                 /* i = t H + h */
+        int64_t t = i / H, h = i % H;
+        double *g = tri_row_f64(a->g, i), A = exp(tr_view_f64(a->A_log)[h]);
+        const double *z = tri_row_f64(a->z, i), *dt = tri_row_f64(a->dt_bias, h);
+        for (int64_t k = 0; k < K; k++)
+            g[k] = a->kind == TR_DECAY_BOUNDED ? a->bound * tr_sigmoid_f64(A * (z[k] + dt[k]))
+                                               : -A * tr_softplus_f64(z[k] + dt[k]);
+        tri_row_f64(a->beta, t)[h] = tr_sigmoid_f64(tri_row_f64(a->b, t)[h]);
+    }
+}
+
+tr_status tr_decay_f64(tr_ctx *ctx, const tr_decay_args *a)
+{
+    tr_decay_args job = *a;
+    TRI_TRY(tri_fit(ctx, "decay", "g[T,H,K] beta[T,H] z[T,H,K] b[T,H] A_log[H] dt_bias[H,K]",
+                    a->g, a->beta, a->z, a->b, a->A_log, a->dt_bias));
+    if (a->kind != TR_DECAY_BOUNDED && a->kind != TR_DECAY_SOFTPLUS)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "decay: no kind %d", (int)a->kind);
+    if (a->kind == TR_DECAY_BOUNDED && !(a->bound < 0 && a->bound >= -DBL_MAX))
+        return tr_fail(ctx, TR_ERR_RANGE, "decay: bound is %g, must be below 0", a->bound);
+    tr_par_for(ctx, a->z.shape[0] * a->z.shape[1], tri_grain(16 * a->z.shape[2]),
+               tri_decay_rows_f64, &job);
+    return TR_OK;
+}
+
+/* One token of one head (Yang et al. 2024; Kimi Linear 2025; fla fused_recurrent):
+ *
+ *     S[i, k] = e^(g_k) S[i, k]              fade, column by column
+ *     u_i     = sum_k S[i, k] k_k            what the faded memory says about this key
+ *     r_i     = beta (v_i - u_i)             how far it is off
+ *     S[i, k] = S[i, k] + r_i k_k
+ *     o_i     = sum_k S[i, k] q_k            read after the write
+ *
+ * Rows i of S do not meet. gs is the step from one g_k to the next, 0 for one decay a head. */
+static void tri_delta_step_f64(double *o, double *S, const double *q, const double *k,
+                               const double *v, const double *g, int64_t gs, double beta,
+                               int64_t K, int64_t V)
+{
+    for (int64_t c = 0; c < K; c++) {
+        double fade = exp(g[c * gs]);
+        for (int64_t i = 0; i < V; i++) S[i * K + c] *= fade;
+    }
+    for (int64_t i = 0; i < V; i++, S += K) {
+        double r = beta * (v[i] - tr_dot_f64(S, k, K));
+        for (int64_t c = 0; c < K; c++) S[c] += r * k[c];
+        o[i] = tr_dot_f64(S, q, K);
+    }
+}
+
+void tr_delta_step_f64(double *o, double *S, const double *q, const double *k, const double *v,
+                       const double *g, double beta, int64_t K, int64_t V)
+{
+    tri_delta_step_f64(o, S, q, k, v, g, 1, beta, K, V);
+}
+
+static void tri_delta_heads_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_delta_args *a = (const tr_delta_args *)user;
+    int64_t T = a->q.shape[0], H = a->q.shape[1];
+    for (int64_t h = begin; h < end; h++)
+        for (int64_t t = 0; t < T; t++) {
+            int64_t i = t * H + h;
+            tri_delta_step_f64(tri_row_f64(a->o, i), (double *)a->S.data + h * a->S.stride[0],
+                               tri_row_f64(a->q, i), tri_row_f64(a->k, i), tri_row_f64(a->v, i),
+                               tri_row_f64(a->g, i), a->g.stride[2], tri_row_f64(a->beta, t)[h],
+                               a->S.shape[2], a->S.shape[1]);
+        }
+}
+
+tr_status tr_delta_f64(tr_ctx *ctx, const tr_delta_args *a)
+{
+    tr_delta_args job = *a;
+    tr_view g = a->g;
+    if (g.rank == 3 && g.stride[2] == 0) g.stride[2] = 1;   /* one decay a head is allowed */
+    TRI_TRY(tri_fit(ctx, "delta", "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]",
+                    a->o, a->q, a->k, a->v, g, a->beta, a->S));
+    if (a->S.shape[0] > 0 && !tr_view_is_contig(tr_view_at(a->S, 0)))
+        return tr_fail(ctx, TR_ERR_SHAPE, "delta: the matrix of a head has gaps");
+    tr_par_for(ctx, a->q.shape[1],
+               tri_grain(a->q.shape[0] * (4 * a->S.shape[1] + 16) * a->S.shape[2]),
+               tri_delta_heads_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

@@ -4296,6 +4296,107 @@ tr_status tr_delta_f64(tr_ctx *ctx, const tr_delta_args *a)
 }
 
 /* ============================================================================
+ * 17. Residuals {res}
+ *
+ * A deep network is a sum: every sublayer adds to what it read. How it reads and adds is the
+ * residual rule. The plain rule needs an addition. Attention residuals keep the sums of earlier
+ * blocks of layers, and let every sublayer choose, token by token, how much of each it reads.
+ *
+ * Traps. What is pushed at a block's start is the running sum as it entered the layer, not the mix
+ * and not the value after attention; then the running sum starts anew with the sublayer's result.
+ * The values are not normed. Every sublayer reads through a mix (but the very first, which has
+ * nothing to choose from), and so does the final norm; there is no ordinary residual beside it.
+ * When that happens in a layer: tri_attnres_read and tri_attnres_write, in the model's chapter.
+ * ========================================================================= */
+
+static void tri_add_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_add_args *a = (const tr_add_args *)user;
+    for (int64_t n = begin; n < end; n++) {
+        const double *p = tri_row_f64(a->a, n), *q = tri_row_f64(a->b, n);
+        double *y = tri_row_f64(a->y, n);
+        for (int64_t d = 0; d < a->y.shape[1]; d++) y[d] = p[d] + q[d];
+    }
+}
+
+tr_status tr_add_f64(tr_ctx *ctx, const tr_add_args *a)
+{
+    tr_add_args job = *a;
+    TRI_TRY(tri_fit(ctx, "add", "y[N,D] a[N,D] b[N,D]", a->y, a->a, a->b));
+    tr_par_for(ctx, a->y.shape[0], tri_grain(a->y.shape[1]), tri_add_rows_f64, &job);
+    return TR_OK;
+}
+
+tr_status tr_copy_f64(tr_ctx *ctx, const tr_copy_args *a)
+{
+    char y[96], x[96];
+    if (!tr_view_same_shape(a->y, a->x) || a->y.dtype != a->x.dtype)
+        return tr_fail(ctx, TR_ERR_SHAPE, "copy: y %s and x %s differ", tr_view_str(a->y, y),
+                       tr_view_str(a->x, x));
+    if (tr_view_numel(a->x) > 0 && (!a->y.data || !a->x.data))
+        return tr_fail(ctx, TR_ERR_ARG, "copy: %s has no data", tr_view_str(a->x, x));
+    return tr_view_copy(ctx, a->y, a->x);
+}
+
+/* Block attention residuals (Kimi K3, _apply_attn_res). The sources are V_0 .. V_n-1, the sums of
+ * finished blocks in the order they were pushed, and V_n = h, the running sum:
+ *
+ *     z_i = sum_d (V_i,d / rms(V_i)) (norm_d proj_d),   rms(V) = sqrt(mean_d(V_d^2) + eps)
+ *     p   = softmax(z)                                  no temperature, no D^-1/2
+ *     y   = sum_i p_i V_i                               the sources themselves, not normed */
+static double tri_mix_score_f64(const tr_mix_args *a, const double *V)
+{
+    const double *norm = tr_view_f64(a->norm), *proj = tr_view_f64(a->proj);
+    int64_t D = a->y.shape[1];
+    double r = 1 / sqrt(tr_sumsq_f64(V, D) / (double)D + a->eps), z = 0;
+    for (int64_t d = 0; d < D; d++) z += V[d] * r * (norm[d] * proj[d]);
+    return z;
+}
+
+static void tri_mix_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_mix_args *a = (const tr_mix_args *)user;
+    int64_t N = a->y.shape[0], D = a->y.shape[1], n = a->snaps.shape[0];
+    for (int64_t t = begin; t < end; t++) {
+        double *y = tri_row_f64(a->y, t);
+        double *probs = tr_view_is_none(a->probs) ? NULL : tri_row_f64(a->probs, t);
+        const double *h = tri_row_f64(a->h, t);
+        double m = tri_mix_score_f64(a, h), sum = 0;
+        for (int64_t i = 0; i < n; i++) {
+            double z = tri_mix_score_f64(a, tri_row_f64(a->snaps, i * N + t));
+            m = z > m ? z : m;
+        }
+        for (int64_t d = 0; d < D; d++) y[d] = 0;
+        for (int64_t i = 0; i <= n; i++) {
+            const double *V = i < n ? tri_row_f64(a->snaps, i * N + t) : h;
+            double e = exp(tri_mix_score_f64(a, V) - m);
+            sum += e;
+            for (int64_t d = 0; d < D; d++) y[d] += e * V[d];
+            if (probs) probs[i] = e;
+        }
+        for (int64_t d = 0; d < D; d++) y[d] /= sum;
+        for (int64_t i = 0; probs && i <= n; i++) probs[i] /= sum;
+    }
+}
+
+tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
+{
+    tr_mix_args job = *a;
+    int64_t n = a->snaps.shape[0], D = a->y.shape[1];       /* no snapshots: 0 of them */
+    TRI_TRY(tri_fit(ctx, "mix", "y[N,D] h[N,D] norm[D] proj[D] snaps?[n,N,D] probs?[N,n+1]",
+                    a->y, a->h, a->norm, a->proj, a->snaps, a->probs));
+    TRI_TRY(tri_not_below_0(ctx, "mix: eps", a->eps));
+    if (D < 1) return tr_fail(ctx, TR_ERR_SHAPE, "mix: rows of y are empty");
+    if (!tr_view_is_none(a->probs) && a->probs.shape[1] != n + 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "mix: probs of %lld columns for %lld sources",
+                       (long long)a->probs.shape[1], (long long)(n + 1));
+    if (a->y.shape[0] && (a->y.data == a->h.data || a->y.data == a->snaps.data))
+        return tr_fail(ctx, TR_ERR_ARG, "mix: y is a source, and sources are read again");
+    tr_par_for(ctx, a->y.shape[0], tri_grain(8 * (n + 1) * D), tri_mix_rows_f64, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

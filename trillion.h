@@ -4397,6 +4397,331 @@ tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
 }
 
 /* ============================================================================
+ * 18. Experts {moe}
+ *
+ * A feed-forward of which a token uses K parts of E. The router scores all parts; dispatch lists,
+ * expert by expert, the tokens that chose it; the experts compute; combine adds what came back.
+ * Slot t K + j of the lists is choice j of token t.
+ *
+ * Traps. The bias chooses and never weighs. Groups are ranked by the sum of their two best, not by
+ * the best (that was V2's rule). With negative biases every c may be negative: groups left out are
+ * left out, not set to 0, which would win. -infinity is a value like any other, so that K distinct
+ * experts are found even if all have it. renorm_eps is added to the sum before the division. Both a
+ * lost renormalisation and a lost scale hide behind the norm that follows in latent experts:
+ * compare the weights. The router reads the full width in full precision, the experts may read a
+ * latent; the norm after them sees the sum of all experts, so first the ranks must have met.
+ * Shared experts have weight 1. An expert that is not there must be an error, never a skip.
+ * The parts are put together by tri_moe, in the model's chapter: in a latent y = W_up rmsnorm(u) +
+ * shared(x), u = sum_e w_e expert_e(W_down x), with the config's eps.
+ * ========================================================================= */
+
+/*     s   = sigma(logits), or softmax(logits) over all experts
+ *     c   = s + bias                                       for the choice only
+ *     groups: of E/G experts each, ranked by the sum of their two best c; only the best `keep`
+ *             groups take part
+ *     ids = the K experts of largest c, equal ones by lower index; then in ascending order
+ *     w   = s_ids,   divided by (sum w + renorm_eps) if asked,   times scale
+ *
+ * (DeepSeek-V3, section 2.1.2; DeepseekV3TopkRouter, KimiMoEGate.) If all chosen scores are 0,
+ * 0 / (0 + 1e-20) makes their weights 0: the experts then say nothing, and nothing is NaN. With
+ * renorm_eps 0 it is an error. */
+
+static void tri_route_scores_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_route_args *a = (const tr_route_args *)user;
+    int64_t E = a->logits.shape[1];
+    for (int64_t n = begin; n < end; n++) {
+        const double *x = tri_row_f64(a->logits, n);
+        double *s = tri_row_f64(a->scores, n);
+        if (a->score == TR_SCORE_SOFTMAX) tr_softmax_f64(s, x, NULL, 1, E);
+        else for (int64_t e = 0; e < E; e++) s[e] = tr_sigmoid_f64(x[e]);
+    }
+}
+
+/* The sum of the two best c among n experts; of one, if there is no second. */
+static double tri_route_group_f64(const double *s, const double *bias, int64_t n)
+{
+    double best = -HUGE_VAL, second = -HUGE_VAL;
+    for (int64_t e = 0; e < n; e++) {
+        double c = s[e] + (bias ? bias[e] : 0);
+        if (c > best) { second = best; best = c; }
+        else if (c > second) second = c;
+    }
+    return n > 1 ? best + second : best;
+}
+
+/* kept[g] = 1 for the best groups */
+static void tri_route_groups_f64(unsigned char *kept, const tr_route_args *a, const double *s)
+{
+    const double *bias = tr_view_f64(a->bias);
+    int64_t size = a->logits.shape[1] / a->groups;
+    double value[TR_MAX_GROUPS];
+    int32_t best[TR_MAX_GROUPS];
+    for (int64_t g = 0; g < a->groups; g++) {
+        value[g] = tri_route_group_f64(s + g * size, bias ? bias + g * size : NULL, size);
+        kept[g] = 0;
+    }
+    tr_topk_f64(best, a->keep, value, a->groups, NULL);
+    for (int64_t i = 0; i < a->keep; i++) kept[best[i]] = 1;
+}
+
+/* K times the best of those that come after the last choice, put in its place among the ids. */
+static void tri_route_choose_f64(int32_t *ids, const tr_route_args *a, const double *s,
+                                 const unsigned char *kept)
+{
+    const double *bias = tr_view_f64(a->bias);
+    int64_t E = a->logits.shape[1], size = E / a->groups, last = -1;
+    double last_c = 0;
+    for (int64_t j = 0; j < a->ids.shape[1]; j++) {
+        int64_t next = -1, at = j;
+        double next_c = 0;
+        for (int64_t e = 0; e < E; e++) {
+            double c = s[e] + (bias ? bias[e] : 0);
+            int after = last < 0 || c < last_c || (c == last_c && e > last);
+            if (kept[e / size] && after && (next < 0 || c > next_c)) { next = e; next_c = c; }
+        }
+        for (; at > 0 && ids[at - 1] > next; at--) ids[at] = ids[at - 1];
+        ids[at] = (int32_t)next;
+        last = next;
+        last_c = next_c;
+    }
+}
+
+static void tri_route_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_route_args *a = (const tr_route_args *)user;
+    int64_t K = a->ids.shape[1];
+    unsigned char kept[TR_MAX_GROUPS];
+    for (int64_t n = begin; n < end; n++) {
+        const double *s = tri_row_f64(a->scores, n);
+        int32_t *ids = (int32_t *)a->ids.data + tri_row_at(a->ids, n);
+        double *w = tri_row_f64(a->weights, n), sum = 0;
+        tri_route_groups_f64(kept, a, s);
+        tri_route_choose_f64(ids, a, s, kept);
+        for (int64_t j = 0; j < K; j++) sum += w[j] = s[ids[j]];
+        for (int64_t j = 0; j < K; j++)
+            w[j] = (a->renorm ? w[j] / (sum + a->renorm_eps) : w[j]) * a->scale;
+    }
+}
+
+/* NaN has no place in an order: it is reported, not chosen. So is a bias of +infinity. */
+static tr_status tri_route_finite(tr_ctx *ctx, const tr_route_args *a)
+{
+    const double *bias = tr_view_f64(a->bias);
+    for (int64_t e = 0; bias && e < a->logits.shape[1]; e++)
+        if (!(bias[e] <= DBL_MAX))
+            return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: bias of expert %lld is %g",
+                           (long long)e, bias[e]);
+    for (int64_t n = 0; n < a->logits.shape[0]; n++) {
+        const double *x = tri_row_f64(a->logits, n), *s = tri_row_f64(a->scores, n);
+        for (int64_t e = 0; e < a->logits.shape[1]; e++)
+            if (x[e] != x[e] || s[e] != s[e])
+                return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: row %lld, expert %lld: logit %g, "
+                               "score %g", (long long)n, (long long)e, x[e], s[e]);
+    }
+    return TR_OK;
+}
+
+tr_status tr_route_f64(tr_ctx *ctx, const tr_route_args *a)
+{
+    tr_route_args job = *a;
+    int64_t N = a->logits.shape[0], E = a->logits.shape[1], K = a->ids.shape[1];
+    TRI_TRY(tri_fit(ctx, "route", "ids:I32[N,K] weights[N,K] scores[N,E] logits[N,E] bias?[E]",
+                    a->ids, a->weights, a->scores, a->logits, a->bias));
+    TRI_TRY(tri_factor(ctx, "route: scale", a->scale));
+    if (a->renorm) TRI_TRY(tri_not_below_0(ctx, "route: renorm_eps", a->renorm_eps));
+    if (a->groups < 1 || a->groups > TR_MAX_GROUPS || E % a->groups)
+        return tr_fail(ctx, TR_ERR_SHAPE, "route: %lld experts do not fall into %lld groups (of at "
+                       "most %d)", (long long)E, (long long)a->groups, TR_MAX_GROUPS);
+    if (a->keep < 1 || a->keep > a->groups)
+        return tr_fail(ctx, TR_ERR_RANGE, "route: %lld of %lld groups cannot be kept",
+                       (long long)a->keep, (long long)a->groups);
+    if (K < 1 || K > E / a->groups * a->keep)
+        return tr_fail(ctx, TR_ERR_SHAPE, "route: %lld experts to choose from %lld",
+                       (long long)K, (long long)(E / a->groups * a->keep));
+    if (a->score != TR_SCORE_SIGMOID && a->score != TR_SCORE_SOFTMAX)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "route: no score %d", (int)a->score);
+    tr_par_for(ctx, N, tri_grain(16 * E), tri_route_scores_f64, &job);
+    TRI_TRY(tri_route_finite(ctx, a));
+    tr_par_for(ctx, N, tri_grain(2 * K * E), tri_route_rows_f64, &job);
+    for (int64_t n = 0; n < N; n++)
+        if (tri_row_f64(a->weights, n)[0] != tri_row_f64(a->weights, n)[0])
+            return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: row %lld: the chosen scores are all 0, "
+                           "and renorm_eps is 0", (long long)n);
+    return TR_OK;
+}
+
+/* Who computes what: a counting sort of the slots by expert. The counts of expert e stand first in
+ * offset[e + 1], then their sums are its end, then its slots move offset[e] forward to that end. */
+tr_status tr_dispatch(tr_ctx *ctx, const tr_dispatch_args *a)
+{
+    int64_t N = a->ids.shape[0], K = a->ids.shape[1], E = a->experts;
+    int32_t *order = (int32_t *)a->order.data, *offset = (int32_t *)a->offset.data;
+    TRI_TRY(tri_fit(ctx, "dispatch", "order:I32[NK] offset:I32[E+1] ids:I32[N,K]",
+                    a->order, a->offset, a->ids));
+    if (K && N > INT32_MAX / K)
+        return tr_fail(ctx, TR_ERR_RANGE, "dispatch: %lld tokens of %lld experts are too many",
+                       (long long)N, (long long)K);
+    if (E < 1 || a->order.shape[0] != N * K || a->offset.shape[0] != E + 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "dispatch: %lld experts, %lld slots: order has %lld, "
+                       "offset %lld", (long long)E, (long long)(N * K),
+                       (long long)a->order.shape[0], (long long)a->offset.shape[0]);
+    for (int64_t e = 0; e <= E; e++) offset[e] = 0;
+    for (int64_t s = 0; s < N * K; s++) {
+        const int32_t *ids = (const int32_t *)a->ids.data + tri_row_at(a->ids, s / K);
+        int64_t e = ids[s % K];
+        if (e < -1 || e >= E)
+            return tr_fail(ctx, TR_ERR_RANGE, "dispatch: token %lld, choice %lld: expert %lld lies "
+                           "outside [0, %lld)", (long long)(s / K), (long long)(s % K),
+                           (long long)e, (long long)E);
+        if (e >= 0) offset[e + 1]++;
+    }
+    for (int64_t e = 0; e < E; e++) offset[e + 1] += offset[e];
+    for (int64_t s = offset[E]; s < N * K; s++) order[s] = -1;
+    for (int64_t s = 0; s < N * K; s++) {
+        const int32_t *ids = (const int32_t *)a->ids.data + tri_row_at(a->ids, s / K);
+        if (ids[s % K] >= 0) order[offset[ids[s % K]]++] = (int32_t)s;
+    }
+    for (int64_t e = E; e > 0; e--) offset[e] = offset[e - 1];
+    offset[0] = 0;
+    return TR_OK;
+}
+
+/* y_s = x_(s div per) W^T for the n slots s of a list. As in tr_matmul_f64, a row of W is decoded
+ * once for all of them, and each sum is the same chain. */
+typedef struct tri_slots {
+    tr_view y, x;
+    const tr_weight *w;
+    const int32_t *slot;
+    int64_t n, per;
+} tri_slots;
+
+static void tri_slots_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tri_slots *a = (const tri_slots *)user;
+    int64_t I = a->w->cols;
+    double buf[TRI_PIECE];
+    for (int64_t o = begin; o < end; o++) {
+        for (int64_t n = 0; n < a->n; n++) tri_row_f64(a->y, a->slot[n])[o] = 0;
+        for (int64_t i = 0; i < I; i += TRI_PIECE) {
+            int64_t len = tri_least(I - i, TRI_PIECE);
+            const double *w = tr_weight_row_f64(a->w, o, i, len, buf);
+            for (int64_t n = 0; n < a->n; n++) {
+                double *y = tri_row_f64(a->y, a->slot[n]) + o;
+                *y = tri_dot_on(*y, tri_row_f64(a->x, a->slot[n] / a->per) + i, w, len);
+            }
+        }
+    }
+}
+
+static void tri_slots_matmul_f64(tr_ctx *ctx, tr_view y, tr_view x, int64_t per, const tr_weight *w,
+                                 const int32_t *slot, int64_t n)
+{
+    tri_slots job;
+    job.y = y;
+    job.x = x;
+    job.w = w;
+    job.slot = slot;
+    job.n = n;
+    job.per = per;
+    tr_par_for(ctx, w->rows, tri_mat_grain(n, w->cols), tri_slots_rows_f64, &job);
+}
+
+static tr_status tri_expert_weight(tr_ctx *ctx, const tr_weight *w, int64_t rows, int64_t cols,
+                                   int64_t e, const char *role)
+{
+    tr_status s = tri_mat_weight(ctx, role, w);
+    if (s == TR_OK && (w->rows != rows || w->cols != cols))
+        s = tr_fail(ctx, TR_ERR_SHAPE, "%s [%lld, %lld] is not [%lld, %lld]", role,
+                    (long long)w->rows, (long long)w->cols, (long long)rows, (long long)cols);
+    return s == TR_OK ? s : tr_fail_in(ctx, s, "experts: expert %lld", (long long)e);
+}
+
+static tr_status tri_experts_check(tr_ctx *ctx, const tr_experts_args *a)
+{
+    const int32_t *order = (const int32_t *)a->order.data;
+    const int32_t *offset = (const int32_t *)a->offset.data;
+    int64_t N = a->y.shape[0], K = a->y.shape[1], E = a->offset.shape[0] - 1;
+    TRI_TRY(tri_fit(ctx, "experts", "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]",
+                    a->y, a->x, a->order, a->offset, a->g, a->u));
+    if (E < 1 || a->order.shape[0] != N * K)
+        return tr_fail(ctx, TR_ERR_SHAPE, "experts: %lld tokens of %lld slots, but order has %lld, "
+                       "offset %lld", (long long)N, (long long)K, (long long)a->order.shape[0],
+                       (long long)(E + 1));
+    TRI_TRY(tri_act_check(ctx, "experts", a->act, a->p));
+    if (offset[0] != 0 || offset[E] > N * K)
+        return tr_fail(ctx, TR_ERR_RANGE, "experts: offset goes from %d to %d, slots to %lld",
+                       (int)offset[0], (int)offset[E], (long long)(N * K));
+    for (int64_t e = 0; e < E; e++) {
+        int64_t n = (int64_t)offset[e + 1] - offset[e], F = a->g.shape[1];
+        if (n < 0)
+            return tr_fail(ctx, TR_ERR_RANGE, "experts: expert %lld has %lld slots", (long long)e,
+                           (long long)n);
+        if (n == 0) continue;
+        if (!a->gate || !a->up || !a->down)
+            return tr_fail(ctx, TR_ERR_MISSING, "experts: no weights");
+        TRI_TRY(tri_expert_weight(ctx, &a->gate[e], F, a->x.shape[1], e, "gate"));
+        TRI_TRY(tri_expert_weight(ctx, &a->up[e], F, a->x.shape[1], e, "up"));
+        TRI_TRY(tri_expert_weight(ctx, &a->down[e], a->y.shape[2], F, e, "down"));
+    }
+    for (int64_t i = 0; i < offset[E]; i++)
+        if (order[i] < 0 || order[i] >= N * K)
+            return tr_fail(ctx, TR_ERR_RANGE, "experts: order[%lld] is %d, there are %lld slots",
+                           (long long)i, (int)order[i], (long long)(N * K));
+    return TR_OK;
+}
+
+/*     y_s = W_down act(W_gate x_t, W_up x_t)          for each slot s = t K + j of expert e
+ *
+ * An expert without slots is not touched; a slot that no expert has is 0. */
+tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
+{
+    int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1, F = a->g.shape[1];
+    TRI_TRY(tri_experts_check(ctx, a));
+    for (int64_t s = 0; s < tri_rows(a->y); s++)
+        for (int64_t o = 0; o < a->y.shape[2]; o++) tri_row_f64(a->y, s)[o] = 0;
+    for (int64_t e = 0; e < E; e++) {
+        const int32_t *offset = (const int32_t *)a->offset.data + e;
+        const int32_t *slot = (const int32_t *)a->order.data + offset[0];
+        int64_t n = offset[1] - offset[0];
+        if (n == 0) continue;
+        tri_slots_matmul_f64(ctx, a->g, a->x, K, &a->gate[e], slot, n);
+        tri_slots_matmul_f64(ctx, a->u, a->x, K, &a->up[e], slot, n);
+        for (int64_t i = 0; i < n; i++) {
+            double *g = tri_row_f64(a->g, slot[i]), *u = tri_row_f64(a->u, slot[i]);
+            for (int64_t f = 0; f < F; f++) g[f] = a->act->f64(g[f], u[f], a->p);
+        }
+        tri_slots_matmul_f64(ctx, a->y, a->g, 1, &a->down[e], slot, n);
+    }
+    return TR_OK;
+}
+
+/*     y_t = sum_j w_t,j x_t,j      from +0, j increasing; ids ascend, so in expert order */
+static void tri_combine_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_combine_args *a = (const tr_combine_args *)user;
+    int64_t K = a->x.shape[1], O = a->y.shape[1];
+    for (int64_t t = begin; t < end; t++) {
+        double *y = tri_row_f64(a->y, t);
+        const double *w = tri_row_f64(a->weights, t);
+        for (int64_t o = 0; o < O; o++) y[o] = 0;
+        for (int64_t j = 0; j < K; j++) {
+            const double *x = tri_row_f64(a->x, t * K + j);
+            for (int64_t o = 0; o < O; o++) y[o] += w[j] * x[o];
+        }
+    }
+}
+
+tr_status tr_combine_f64(tr_ctx *ctx, const tr_combine_args *a)
+{
+    tr_combine_args job = *a;
+    TRI_TRY(tri_fit(ctx, "combine", "y[N,O] x[N,K,O] weights[N,K]", a->y, a->x, a->weights));
+    tr_par_for(ctx, a->y.shape[0], tri_grain(a->x.shape[1] * a->y.shape[1]), tri_combine_rows_f64,
+               &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

@@ -4722,6 +4722,149 @@ tr_status tr_combine_f64(tr_ctx *ctx, const tr_combine_args *a)
 }
 
 /* ============================================================================
+ * 20. The table of operators {ops}
+ *
+ * TR_OPS_LIST is the one list of operators; the table's type, the oracle, the dry table and the
+ * check that a table is complete all come from it, so that none can lag behind. The oracle's
+ * entries hand their arguments to the definitions above. The dry table's entries look at shapes,
+ * tell a listener what the call would give, read and multiply, and touch no data.
+ *
+ * Traps. Every entry gets the table's `user`, also those that a port left as they were. A product
+ * and the addition of it count two; what is not a product (norms, gates, rotations) counts nothing.
+ * ========================================================================= */
+
+#define TRI_ORACLE(op, args, definition)                                        \
+    static tr_status tri_oracle_##op(void *user, tr_ctx *ctx, const args *a)    \
+    {                                                                           \
+        (void)user;                                                             \
+        return definition(ctx, a);                                              \
+    }
+TR_OPS_LIST(TRI_ORACLE)
+#undef TRI_ORACLE
+
+#define TRI_ENTRY(op, args, definition) ops.op = tri_oracle_##op;
+tr_ops tr_ops_oracle(void)
+{
+    tr_ops ops;
+    memset(&ops, 0, sizeof ops);
+    ops.name = "oracle";
+    TR_OPS_LIST(TRI_ENTRY)
+    return ops;
+}
+#undef TRI_ENTRY
+
+/* The first entry that a table lacks, or NULL. */
+static const char *tri_ops_missing(const tr_ops *o)
+{
+#define TRI_ENTRY(op, args, definition) if (!o->op) return #op;
+    TR_OPS_LIST(TRI_ENTRY)
+#undef TRI_ENTRY
+    return NULL;
+}
+
+/* ---- the dry table: shapes and counts ------------------------------------ */
+
+/* What a call would give: the view y; and cost: the parameters it reads, and its products. */
+typedef tr_status (*tri_hear_fn)(void *user, const char *op, tr_view y, int64_t params,
+                                 double flops);
+typedef struct tri_listener { tri_hear_fn fn; void *user; } tri_listener;
+
+static tr_status tri_hear(const tri_listener *l, const char *op, tr_view y, int64_t params,
+                          double flops)
+{
+    return l ? l->fn(l->user, op, y, params, flops) : TR_OK;
+}
+
+/* The product of extents, in binary64: a plan may count beyond 2^63. */
+static double tri_extent(tr_view v)
+{
+    double n = 1;
+    for (int k = 0; k < v.rank; k++) n *= (double)v.shape[k];
+    return n;
+}
+
+static int64_t tri_params(const tr_weight *w) { return w->rows * w->cols; }
+
+#define TRI_DRY(op, args, y, params, flops)                                         \
+    static tr_status tri_dry_##op(void *user, tr_ctx *ctx, const args *a)           \
+    {                                                                               \
+        (void)ctx;                                                                  \
+        return tri_hear((tri_listener *)user, #op, y, params, flops);               \
+    }
+TRI_DRY(embed, tr_embed_args, a->y, a->w->cols, 0)
+TRI_DRY(matmul, tr_matmul_args, a->y, tri_params(a->w), 2 * tri_extent(a->y) * (double)a->w->cols)
+TRI_DRY(norm, tr_norm_args, a->y, 0, 0)
+TRI_DRY(glu, tr_glu_args, a->y, 0, 0)
+TRI_DRY(gate, tr_gate_args, a->y, 0, 0)
+TRI_DRY(rope, tr_rope_args, a->x, 0, 0)
+TRI_DRY(attn, tr_attn_args, a->y, 0,
+        2 * tri_extent(a->q) * (double)a->k.shape[0] + 2 * tri_extent(a->y) * (double)a->k.shape[0])
+TRI_DRY(mla, tr_mla_args, a->y, tri_params(a->kv_b),
+        2 * (double)tri_params(a->kv_b) * (double)a->latent.shape[0] +
+        2 * (tri_extent(a->q) + tri_extent(a->y)) * (double)a->latent.shape[0])
+TRI_DRY(shortconv, tr_conv_args, a->y, 0, 2 * tri_extent(a->y) * (double)a->w.shape[1])
+TRI_DRY(decay, tr_decay_args, a->g, 0, 0)
+TRI_DRY(delta, tr_delta_args, a->o, 0, 7 * tri_extent(a->o) * (double)a->S.shape[2])
+TRI_DRY(add, tr_add_args, a->y, 0, 0)
+TRI_DRY(copy, tr_copy_args, a->y, 0, 0)
+TRI_DRY(mix, tr_mix_args, a->y, 0, 4 * tri_extent(a->h) * (double)(a->snaps.shape[0] + 1))
+TRI_DRY(route, tr_route_args, a->ids, 0, 0)
+TRI_DRY(dispatch, tr_dispatch_args, a->order, 0, 0)
+TRI_DRY(experts, tr_experts_args, a->y,
+        a->y.shape[1] * (2 * tri_params(a->gate) + tri_params(a->down)),
+        2 * (double)(a->y.shape[0] * a->y.shape[1]) *
+        (double)(2 * tri_params(a->gate) + tri_params(a->down)))
+TRI_DRY(combine, tr_combine_args, a->y, 0, 2 * tri_extent(a->x))
+#undef TRI_DRY
+
+/* l may be NULL: nobody listens. */
+static tr_ops tri_ops_dry(tri_listener *l)
+{
+    tr_ops ops;
+    memset(&ops, 0, sizeof ops);
+    ops.name = "dry";
+    ops.user = l;
+    ops.dry = 1;
+#define TRI_ENTRY(op, args, definition) ops.op = tri_dry_##op;
+    TR_OPS_LIST(TRI_ENTRY)
+#undef TRI_ENTRY
+    return ops;
+}
+
+/* ============================================================================
+ * 21. Taps {tap}
+ *
+ * The engine offers each value under its public name; whoever asked for the name gets a view. The
+ * memory belongs to the run and is used again, so a tap copies what it wants to keep. The default
+ * set is what every engine has: embedding, layers, sublayers, routes, final norm, logits.
+ *
+ * Traps. `*` stands for dots too, so `*.mlp` is the mlp of every layer, and `model.layers.1*` is
+ * not layer 1 alone. A matcher that tries every star again takes time exponential in their number.
+ * ========================================================================= */
+
+/* Greedy matching with one point to come back to: after the last star. */
+int tr_tap_match(const char *glob, const char *name)
+{
+    const char *star = NULL, *back = NULL;
+    while (*name) {
+        if (*glob == '*') {
+            star = glob++;
+            back = name;
+        } else if (*glob == *name) {
+            glob++;
+            name++;
+        } else if (star) {
+            glob = star + 1;
+            name = ++back;
+        } else {
+            return 0;
+        }
+    }
+    while (*glob == '*') glob++;
+    return !*glob;
+}
+
+/* ============================================================================
  * 23. JSON {json}
  *
  * Recursive descent over RFC 8259, one function a production. The text is copied once; strings are

@@ -6277,6 +6277,1573 @@ tr_status tr_st_write(tr_ctx *ctx, const char *path, const tr_st_item *item, int
 }
 
 /* ============================================================================
+ * 25. Configurations {cfg}
+ *
+ * A family is three tables: its keys, its tensors, its facts. What follows them are the readers of
+ * these tables, one pass each:
+ *
+ *     text -> JSON -> rows of keys that are there -> rows that are not -> facts, sizes that follow
+ *          -> keys that are wrong together -> rope, formats -> a list of layers
+ *
+ * and the other direction: the small config that a table describes, and every tensor it asks for.
+ * The shape and the presence of a tensor are small expressions, evaluated for each layer:
+ *
+ *     sum = product {+ product}   product = factor {* factor}   factor = {!} name | digit | (sum)
+ *
+ * How a row becomes a weight: tri_each_row makes its name and shape, tri_bind (in the model's
+ * chapter) finds the tensor in the files and puts it in its place in the layer.
+ *
+ * Traps. null is absence, not a value. The lists of layers count from 1, all else from 0. One
+ * number may have three names (rope_scaling, rope_parameters, the outer config), which must agree.
+ * A key that a family ignores can mean something in another: DeepSeek's head_dim is neither of its
+ * two. A default is the vendor's code of one version; it is taken only where a row says so, and a
+ * key nobody knows is an error, because the vendor's code may know it.
+ * ========================================================================= */
+
+#define TRI_F(field) offsetof(tr_config, field)
+
+typedef enum tri_key_class {
+    TRI_REQUIRED,
+    TRI_OPTIONAL,               /* value: what absence (or null) means; NULL: the field stays 0 */
+    TRI_ALIAS,                  /* another path to a field; must agree if both are there */
+    TRI_ONLY,                   /* value: what is allowed (split by |), and what absence means */
+    TRI_EXACT,                  /* the same, but must be there */
+    TRI_INERT                   /* value: keys of the object `path`, split by blanks */
+} tri_key_class;
+
+typedef enum tri_key_type {
+    TRI_ANY, TRI_OBJECT, TRI_SIZE, TRI_COUNT, TRI_POSITIVE, TRI_NEGATIVE, TRI_NUMBER, TRI_BOOL,
+    TRI_STRING, TRI_INTS, TRI_IDS, TRI_STRINGS
+} tri_key_type;
+
+#define TRI_MAX_SIZE 16777216   /* the largest extent a config may name */
+#define TRI_MAX_LAYERS 4096
+#define TRI_MAX_EXPERTS 65536   /* of one layer */
+
+typedef struct tri_key {
+    const char   *path;         /* dots lead into objects */
+    tri_key_class cls;
+    tri_key_type  type;
+    size_t        field;
+    const char   *value;
+    const char   *tiny;         /* JSON in a tiny config; "=path" copies; NULL: left out */
+} tri_key;
+
+/* ---- keys ---------------------------------------------------------------- */
+
+static const tri_key tri_keys_rope[] = {
+    { "rope_theta", TRI_REQUIRED, TRI_POSITIVE, TRI_F(rope_cfg.theta), NULL, "10000" },
+    { "rope_scaling.rope_type", TRI_OPTIONAL, TRI_STRING, TRI_F(rope_type), "default", NULL },
+    { "rope_scaling.type", TRI_ALIAS, TRI_STRING, TRI_F(rope_type), NULL, NULL },
+    { "rope_scaling.factor", TRI_OPTIONAL, TRI_POSITIVE, TRI_F(rope_cfg.factor), NULL, NULL },
+    { "rope_scaling.original_max_position_embeddings", TRI_OPTIONAL, TRI_POSITIVE,
+      TRI_F(rope_cfg.orig), NULL, NULL },
+    { "rope_scaling.beta_fast", TRI_OPTIONAL, TRI_POSITIVE, TRI_F(rope_cfg.beta_fast), "32", NULL },
+    { "rope_scaling.beta_slow", TRI_OPTIONAL, TRI_POSITIVE, TRI_F(rope_cfg.beta_slow), "1", NULL },
+    { "rope_scaling.truncate", TRI_OPTIONAL, TRI_BOOL, TRI_F(rope_cfg.truncate), "true", NULL },
+    { "rope_scaling.mscale", TRI_OPTIONAL, TRI_NUMBER, TRI_F(rope_cfg.mscale), NULL, NULL },
+    { "rope_scaling.mscale_all_dim", TRI_OPTIONAL, TRI_NUMBER, TRI_F(rope_cfg.mscale_all_dim),
+      NULL, NULL },
+    { "rope_scaling.attention_factor", TRI_OPTIONAL, TRI_POSITIVE,
+      TRI_F(rope_cfg.attention_factor), NULL, NULL },
+    { "rope_scaling.low_freq_factor", TRI_OPTIONAL, TRI_POSITIVE, TRI_F(rope_cfg.low_freq),
+      NULL, NULL },
+    { "rope_scaling.high_freq_factor", TRI_OPTIONAL, TRI_POSITIVE, TRI_F(rope_cfg.high_freq),
+      NULL, NULL },
+    { "rope_parameters", TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { "rope_parameters.rope_theta", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.theta), NULL, NULL },
+    { "rope_parameters.rope_type", TRI_ALIAS, TRI_STRING, TRI_F(rope_type), NULL, NULL },
+    { "rope_parameters.type", TRI_ALIAS, TRI_STRING, TRI_F(rope_type), NULL, NULL },
+    { "rope_parameters.factor", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.factor), NULL, NULL },
+    { "rope_parameters.original_max_position_embeddings", TRI_ALIAS, TRI_POSITIVE,
+      TRI_F(rope_cfg.orig), NULL, NULL },
+    { "rope_parameters.beta_fast", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.beta_fast), NULL, NULL },
+    { "rope_parameters.beta_slow", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.beta_slow), NULL, NULL },
+    { "rope_parameters.truncate", TRI_ALIAS, TRI_BOOL, TRI_F(rope_cfg.truncate), NULL, NULL },
+    { "rope_parameters.mscale", TRI_ALIAS, TRI_NUMBER, TRI_F(rope_cfg.mscale), NULL, NULL },
+    { "rope_parameters.mscale_all_dim", TRI_ALIAS, TRI_NUMBER, TRI_F(rope_cfg.mscale_all_dim),
+      NULL, NULL },
+    { "rope_parameters.attention_factor", TRI_ALIAS, TRI_POSITIVE,
+      TRI_F(rope_cfg.attention_factor), NULL, NULL },
+    { "rope_parameters.low_freq_factor", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.low_freq),
+      NULL, NULL },
+    { "rope_parameters.high_freq_factor", TRI_ALIAS, TRI_POSITIVE, TRI_F(rope_cfg.high_freq),
+      NULL, NULL },
+    { NULL, TRI_INERT, TRI_ANY, 0, NULL, NULL }
+};
+
+static const tri_key tri_keys_llama[] = {
+    { "architectures", TRI_ONLY, TRI_STRINGS, TR_NO_FIELD, "LlamaForCausalLM",
+      "[\"LlamaForCausalLM\"]" },
+    { "model_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "llama", "\"llama\"" },
+    { "vocab_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vocab), NULL, "320" },
+    { "hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(hidden), NULL, "72" },
+    { "intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(ffn), NULL, "192" },
+    { "num_hidden_layers", TRI_REQUIRED, TRI_SIZE, TRI_F(layers), NULL, "4" },
+    { "num_attention_heads", TRI_REQUIRED, TRI_SIZE, TRI_F(heads), NULL, "9" },
+    { "num_key_value_heads", TRI_OPTIONAL, TRI_SIZE, TRI_F(kv_heads), NULL, "3" },
+    { "head_dim", TRI_OPTIONAL, TRI_SIZE, TRI_F(head_dim), NULL, NULL },
+    { "hidden_act", TRI_EXACT, TRI_STRING, TRI_F(act), "silu", "\"silu\"" },
+    { "rms_norm_eps", TRI_REQUIRED, TRI_POSITIVE, TRI_F(eps), NULL, "1e-05" },
+    { "attention_bias", TRI_OPTIONAL, TRI_BOOL, TRI_F(attn_bias), "false", "false" },
+    { "mlp_bias", TRI_OPTIONAL, TRI_BOOL, TRI_F(mlp_bias), "false", "false" },
+    { "tie_word_embeddings", TRI_REQUIRED, TRI_BOOL, TRI_F(tie), NULL, "false" },
+    { "max_position_embeddings", TRI_OPTIONAL, TRI_SIZE, TRI_F(max_pos), NULL, "8192" },
+    { "rope_interleaved", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", NULL },
+    { "rope_scaling", TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL, "null" },
+    { "eos_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(eos), NULL, "2" },
+    { "bos_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "1" },
+    { "torch_dtype", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "\"bfloat16\"" },
+    { "pretraining_tp", TRI_ONLY, TRI_COUNT, TR_NO_FIELD, "1", NULL },
+    { "", TRI_INERT, TRI_ANY, TR_NO_FIELD, "attention_dropout initializer_range use_cache dtype "
+      "pad_token_id transformers_version is_llama_config transformers.js_config _name_or_path",
+      NULL },
+    { NULL, TRI_INERT, TRI_ANY, 0, NULL, NULL }
+};
+
+static const tri_key tri_keys_deepseek_v3[] = {
+    { "architectures", TRI_ONLY, TRI_STRINGS, TR_NO_FIELD, "DeepseekV3ForCausalLM",
+      "[\"DeepseekV3ForCausalLM\"]" },
+    { "model_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "deepseek_v3", "\"deepseek_v3\"" },
+    { "vocab_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vocab), NULL, "320" },
+    { "hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(hidden), NULL, "64" },
+    { "intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(ffn), NULL, "112" },
+    { "moe_intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(moe_ffn), NULL, "24" },
+    { "num_hidden_layers", TRI_REQUIRED, TRI_SIZE, TRI_F(layers), NULL, "4" },
+    { "num_attention_heads", TRI_REQUIRED, TRI_SIZE, TRI_F(heads), NULL, "4" },
+    { "num_key_value_heads", TRI_OPTIONAL, TRI_SIZE, TRI_F(kv_heads), NULL,
+      "=num_attention_heads" },
+    { "q_lora_rank", TRI_OPTIONAL, TRI_SIZE, TRI_F(q_lora), NULL, "48" },
+    { "kv_lora_rank", TRI_REQUIRED, TRI_SIZE, TRI_F(kv_lora), NULL, "32" },
+    { "qk_nope_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(nope), NULL, "16" },
+    { "qk_rope_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(rope), NULL, "16" },
+    { "qk_head_dim", TRI_OPTIONAL, TRI_SIZE, TRI_F(qk_dim), NULL, NULL },
+    { "v_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(v_dim), NULL, "20" },
+    { "first_k_dense_replace", TRI_REQUIRED, TRI_COUNT, TRI_F(first_dense), NULL, "1" },
+    { "moe_layer_freq", TRI_OPTIONAL, TRI_SIZE, TRI_F(moe_freq), "1", "1" },
+    { "n_routed_experts", TRI_REQUIRED, TRI_SIZE, TRI_F(experts), NULL, "16" },
+    { "num_experts_per_tok", TRI_REQUIRED, TRI_SIZE, TRI_F(topk), NULL, "4" },
+    { "n_shared_experts", TRI_REQUIRED, TRI_COUNT, TRI_F(shared), NULL, "1" },
+    { "n_group", TRI_REQUIRED, TRI_SIZE, TRI_F(groups), NULL, "4" },
+    { "topk_group", TRI_REQUIRED, TRI_SIZE, TRI_F(keep_groups), NULL, "2" },
+    { "topk_method", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "noaux_tc", "\"noaux_tc\"" },
+    { "scoring_func", TRI_EXACT, TRI_STRING, TRI_F(score), "sigmoid", "\"sigmoid\"" },
+    { "norm_topk_prob", TRI_REQUIRED, TRI_BOOL, TRI_F(renorm), NULL, "true" },
+    { "routed_scaling_factor", TRI_REQUIRED, TRI_POSITIVE, TRI_F(route_scale), NULL, "2.5" },
+    { "hidden_act", TRI_EXACT, TRI_STRING, TRI_F(act), "silu", "\"silu\"" },
+    { "rms_norm_eps", TRI_REQUIRED, TRI_POSITIVE, TRI_F(eps), NULL, "1e-06" },
+    { "attention_bias", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", "false" },
+    { "rope_interleave", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "true", NULL },
+    { "rope_scaling", TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL,
+      "{\"type\": \"yarn\", \"factor\": 40, \"original_max_position_embeddings\": 4096, "
+      "\"beta_fast\": 32, \"beta_slow\": 1, \"mscale\": 1.0, \"mscale_all_dim\": 1.0}" },
+    { "tie_word_embeddings", TRI_REQUIRED, TRI_BOOL, TRI_F(tie), NULL, "false" },
+    { "max_position_embeddings", TRI_OPTIONAL, TRI_SIZE, TRI_F(max_pos), NULL, "163840" },
+    { "num_nextn_predict_layers", TRI_OPTIONAL, TRI_COUNT, TRI_F(mtp), NULL, "0" },
+    { "eos_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(eos), NULL, "1" },
+    { "bos_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "0" },
+    { "torch_dtype", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "\"bfloat16\"" },
+    { "quantization_config", TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { "quantization_config.quant_method", TRI_EXACT, TRI_STRING, TRI_F(quant), "fp8", NULL },
+    { "quantization_config.fmt", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "e4m3", NULL },
+    { "quantization_config.weight_block_size", TRI_OPTIONAL, TRI_INTS, TRI_F(quant_blocks),
+      NULL, NULL },
+    { "quantization_config.", TRI_INERT, TRI_ANY, TR_NO_FIELD,
+      "activation_scheme scale_fmt modules_to_not_convert dequantize", NULL },
+    { "", TRI_INERT, TRI_ANY, TR_NO_FIELD, "attention_dropout initializer_range use_cache dtype "
+      "pad_token_id transformers_version auto_map ep_size pretraining_tp seq_aux aux_loss_alpha "
+      "head_dim _name_or_path", NULL },
+    { NULL, TRI_INERT, TRI_ANY, 0, NULL, NULL }
+};
+
+#define TRI_QC "text_config.quantization_config"
+#define TRI_QW TRI_QC ".config_groups.group_0.weights"
+
+static const tri_key tri_keys_kimi_k3[] = {
+    { "architectures", TRI_ONLY, TRI_STRINGS, TR_NO_FIELD, "KimiK3ForConditionalGeneration",
+      "[\"KimiK3ForConditionalGeneration\"]" },
+    { "model_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "kimi_k3", "\"kimi_k3\"" },
+    { "dtype", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "\"bfloat16\"" },
+    { "bos_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "256" },
+    { "eos_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(eos), NULL, "258" },
+    { "media_placeholder_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "277" },
+    { "tie_word_embeddings", TRI_ALIAS, TRI_BOOL, TRI_F(tie), NULL, "false" },
+    { "text_config", TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { "text_config.model_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "kimi_linear",
+      "\"kimi_linear\"" },
+    { "text_config.architectures", TRI_ONLY, TRI_STRINGS, TR_NO_FIELD, "KimiLinearForCausalLM",
+      "[\"KimiLinearForCausalLM\"]" },
+    { "text_config.vocab_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vocab), NULL, "320" },
+    { "text_config.hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(hidden), NULL, "80" },
+    { "text_config.num_hidden_layers", TRI_REQUIRED, TRI_SIZE, TRI_F(layers), NULL, "9" },
+    { "text_config.num_attention_heads", TRI_REQUIRED, TRI_SIZE, TRI_F(heads), NULL, "5" },
+    { "text_config.num_key_value_heads", TRI_OPTIONAL, TRI_SIZE, TRI_F(kv_heads), NULL,
+      "=text_config.num_attention_heads" },
+    { "text_config.intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(ffn), NULL, "112" },
+    { "text_config.first_k_dense_replace", TRI_REQUIRED, TRI_COUNT, TRI_F(first_dense), NULL, "1" },
+    { "text_config.moe_layer_freq", TRI_OPTIONAL, TRI_SIZE, TRI_F(moe_freq), "1", "1" },
+    { "text_config.hidden_act", TRI_EXACT, TRI_STRING, TRI_F(act), "situ", "\"situ\"" },
+    { "text_config.activation_situ_beta", TRI_REQUIRED, TRI_POSITIVE, TRI_F(act_p0), NULL, "4.0" },
+    { "text_config.activation_situ_linear_beta", TRI_REQUIRED, TRI_POSITIVE, TRI_F(act_p1),
+      NULL, "25.0" },
+    { "text_config.rms_norm_eps", TRI_REQUIRED, TRI_POSITIVE, TRI_F(eps), NULL, "1e-05" },
+    { "text_config.max_position_embeddings", TRI_OPTIONAL, TRI_SIZE, TRI_F(max_pos), NULL,
+      "1048576" },
+    { "text_config.q_lora_rank", TRI_OPTIONAL, TRI_SIZE, TRI_F(q_lora), NULL, "48" },
+    { "text_config.kv_lora_rank", TRI_REQUIRED, TRI_SIZE, TRI_F(kv_lora), NULL, "32" },
+    { "text_config.qk_nope_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(nope), NULL, "16" },
+    { "text_config.qk_rope_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(rope), NULL, "8" },
+    { "text_config.v_head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(v_dim), NULL, "20" },
+    { "text_config.mla_use_nope", TRI_EXACT, TRI_BOOL, TR_NO_FIELD, "true", "true" },
+    { "text_config.mla_use_output_gate", TRI_REQUIRED, TRI_BOOL, TRI_F(out_gate), NULL, "true" },
+    { "text_config.num_experts", TRI_REQUIRED, TRI_SIZE, TRI_F(experts), NULL, "12" },
+    { "text_config.num_experts_per_token", TRI_REQUIRED, TRI_SIZE, TRI_F(topk), NULL, "4" },
+    { "text_config.num_shared_experts", TRI_REQUIRED, TRI_COUNT, TRI_F(shared), NULL, "2" },
+    { "text_config.moe_intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(moe_ffn), NULL, "96" },
+    { "text_config.routed_expert_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(latent), NULL, "64" },
+    { "text_config.latent_moe_use_norm", TRI_EXACT, TRI_BOOL, TR_NO_FIELD, "true", "true" },
+    { "text_config.moe_router_activation_func", TRI_EXACT, TRI_STRING, TRI_F(score), "sigmoid",
+      "\"sigmoid\"" },
+    { "text_config.moe_renormalize", TRI_REQUIRED, TRI_BOOL, TRI_F(renorm), NULL, "true" },
+    { "text_config.routed_scaling_factor", TRI_REQUIRED, TRI_POSITIVE, TRI_F(route_scale), NULL,
+      "2.5" },
+    { "text_config.topk_method", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "noaux_tc", "\"noaux_tc\"" },
+    { "text_config.use_grouped_topk", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "true", "true" },
+    { "text_config.num_expert_group", TRI_REQUIRED, TRI_SIZE, TRI_F(groups), NULL, "1" },
+    { "text_config.topk_group", TRI_REQUIRED, TRI_SIZE, TRI_F(keep_groups), NULL, "1" },
+    { "text_config.attn_res_block_size", TRI_REQUIRED, TRI_SIZE, TRI_F(res_block), NULL, "4" },
+    { "text_config.num_nextn_predict_layers", TRI_ONLY, TRI_COUNT, TR_NO_FIELD, "0", "0" },
+    { "text_config.eos_token_id", TRI_ALIAS, TRI_IDS, TRI_F(eos), NULL, "=eos_token_id" },
+    { "text_config.bos_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "=bos_token_id" },
+    { "text_config.tie_word_embeddings", TRI_REQUIRED, TRI_BOOL, TRI_F(tie), NULL,
+      "=tie_word_embeddings" },
+    { "text_config.tie_encoder_decoder", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", NULL },
+    { "text_config.pruned_heads", TRI_ONLY, TRI_OBJECT, TR_NO_FIELD, "{}", NULL },
+    { "text_config.linear_attn_config", TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { "text_config.linear_attn_config.full_attn_layers", TRI_REQUIRED, TRI_INTS,
+      TRI_F(full_layers), NULL, "@full" },
+    { "text_config.linear_attn_config.kda_layers", TRI_REQUIRED, TRI_INTS, TRI_F(kda_layers),
+      NULL, "@delta" },
+    { "text_config.linear_attn_config.gate_lower_bound", TRI_OPTIONAL, TRI_NEGATIVE,
+      TRI_F(decay_bound), NULL, "-5.0" },
+    { "text_config.linear_attn_config.head_dim", TRI_REQUIRED, TRI_SIZE, TRI_F(kda_dim), NULL,
+      "32" },
+    { "text_config.linear_attn_config.num_heads", TRI_REQUIRED, TRI_SIZE, TRI_F(kda_heads), NULL,
+      "3" },
+    { "text_config.linear_attn_config.short_conv_kernel_size", TRI_REQUIRED, TRI_SIZE,
+      TRI_F(conv), NULL, "4" },
+    { "text_config.linear_attn_config.use_full_rank_gate", TRI_EXACT, TRI_BOOL, TR_NO_FIELD,
+      "true", "true" },
+    { TRI_QC, TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { TRI_QC ".quant_method", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "compressed-tensors",
+      "\"compressed-tensors\"" },
+    { TRI_QC ".format", TRI_EXACT, TRI_STRING, TRI_F(quant), "mxfp4-pack-quantized",
+      "\"mxfp4-pack-quantized\"" },
+    { TRI_QC ".quantization_status", TRI_ONLY, TRI_STRING, TR_NO_FIELD, "compressed",
+      "\"compressed\"" },
+    { TRI_QC ".kv_cache_scheme", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null", "null" },
+    { TRI_QC ".config_groups", TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { TRI_QC ".config_groups.group_0", TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { TRI_QC ".config_groups.group_0.format", TRI_ONLY, TRI_STRING, TR_NO_FIELD,
+      "mxfp4-pack-quantized", "\"mxfp4-pack-quantized\"" },
+    { TRI_QC ".config_groups.group_0.input_activations", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null",
+      "null" },
+    { TRI_QC ".config_groups.group_0.output_activations", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null",
+      "null" },
+    { TRI_QC ".config_groups.group_0.targets", TRI_ONLY, TRI_STRINGS, TR_NO_FIELD, "Linear",
+      "[\"Linear\"]" },
+    { TRI_QW, TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { TRI_QW ".num_bits", TRI_EXACT, TRI_COUNT, TR_NO_FIELD, "4", "4" },
+    { TRI_QW ".type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "float", "\"float\"" },
+    { TRI_QW ".group_size", TRI_EXACT, TRI_COUNT, TRI_F(block_cols), "32", "32" },
+    { TRI_QW ".strategy", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "group", "\"group\"" },
+    { TRI_QW ".symmetric", TRI_EXACT, TRI_BOOL, TR_NO_FIELD, "true", "true" },
+    { TRI_QW ".dynamic", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", "false" },
+    { TRI_QW ".scale_dtype", TRI_ONLY, TRI_STRING, TR_NO_FIELD, "torch.uint8",
+      "\"torch.uint8\"" },
+    { TRI_QW ".zp_dtype", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null", "null" },
+    { TRI_QW ".actorder", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null", "null" },
+    { TRI_QW ".block_structure", TRI_ONLY, TRI_ANY, TR_NO_FIELD, "null", "null" },
+    { TRI_QW ".", TRI_INERT, TRI_ANY, TR_NO_FIELD, "observer observer_kwargs", NULL },
+    { TRI_QC ".", TRI_INERT, TRI_ANY, TR_NO_FIELD, "global_compression_ratio ignore", NULL },
+    { "vision_config", TRI_OPTIONAL, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
+    { "vision_config.patch_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_patch), NULL, "14" },
+    { "vision_config.init_pos_emb_height", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_pos_h), NULL, "8" },
+    { "vision_config.init_pos_emb_width", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_pos_w), NULL, "8" },
+    { "vision_config.init_pos_emb_time", TRI_REQUIRED, TRI_SIZE, TR_NO_FIELD, NULL, "4" },
+    { "vision_config.vt_num_hidden_layers", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_layers), NULL, "2" },
+    { "vision_config.vt_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_dim), NULL, "48" },
+    { "vision_config.vt_intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_ffn), NULL, "80" },
+    { "vision_config.vt_num_attention_heads", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_heads), NULL,
+      "2" },
+    { "vision_config.qkv_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_qkv), NULL, "64" },
+    { "vision_config.mm_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_mm), NULL,
+      "=vision_config.vt_hidden_size" },
+    { "vision_config.text_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_out), NULL,
+      "=text_config.hidden_size" },
+    { "vision_config.merge_kernel_size", TRI_REQUIRED, TRI_INTS, TRI_F(vit_merge), NULL,
+      "[2, 2]" },
+    { "vision_config.norm_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "rmsnorm", "\"rmsnorm\"" },
+    { "vision_config.mlp_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "mlp2", "\"mlp2\"" },
+    { "vision_config.activation_func", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "gelu_pytorch_tanh",
+      "\"gelu_pytorch_tanh\"" },
+    { "vision_config.attn_bias", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", "false" },
+    { "vision_config.linear_bias", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", "false" },
+    { "vision_config.patch_embed_proj_bias", TRI_ONLY, TRI_BOOL, TR_NO_FIELD, "false", "false" },
+    { "vision_config.pos_emb_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "divided_fixed",
+      "\"divided_fixed\"" },
+    { "vision_config.pos_emb_interpolation_mode", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "bilinear",
+      "\"bilinear\"" },
+    { "vision_config.merge_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "sd2_tpool",
+      "\"sd2_tpool\"" },
+    { "vision_config.mm_projector_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "patchmergerv2",
+      "\"patchmergerv2\"" },
+    { "vision_config.projector_hidden_act", TRI_ONLY, TRI_STRING, TR_NO_FIELD, "gelu",
+      "\"gelu\"" },
+    { "vision_config.projector_ln_eps", TRI_REQUIRED, TRI_POSITIVE, TR_NO_FIELD, NULL, "1e-05" },
+    { "vision_config.", TRI_INERT, TRI_ANY, TR_NO_FIELD, "_attn_implementation", NULL },
+    { "text_config.", TRI_INERT, TRI_ANY, TR_NO_FIELD,
+      "auto_map dtype pad_token_id use_cache initializer_range transformers_version "
+      "_name_or_path add_cross_attention bad_words_ids begin_suppress_tokens "
+      "chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id "
+      "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+      "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
+      "id2label label2id is_decoder is_encoder_decoder length_penalty max_length min_length "
+      "no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions "
+      "output_hidden_states output_scores prefix problem_type remove_invalid_values "
+      "repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens "
+      "task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torchscript "
+      "typical_p use_bfloat16", NULL },
+    { "", TRI_INERT, TRI_ANY, TR_NO_FIELD,
+      "auto_map pad_token_id ignore_index image_placeholder transformers_version", NULL },
+    { NULL, TRI_INERT, TRI_ANY, 0, NULL, NULL }
+};
+
+/* ---- tensors ------------------------------------------------------------- */
+
+#define TRI_END { TR_AT_MODEL, TR_W_NONE, NULL, NULL, NULL, TR_STORE_LINEAR, TR_INIT_LINEAR, 0 }
+#define TRI_LIN(id, name, shape, when, c) \
+    { TR_AT_LAYER, id, name, shape, when, TR_STORE_LINEAR, TR_INIT_LINEAR, c }
+#define TRI_QUA(id, name, shape, when, c) \
+    { TR_AT_LAYER, id, name, shape, when, TR_STORE_QUANT, TR_INIT_LINEAR, c }
+#define TRI_EXP(id, name, shape, c) \
+    { TR_AT_EXPERT, id, name, shape, "moe", TR_STORE_QUANT, TR_INIT_LINEAR, c }
+#define TRI_VEC(id, name, shape, when, init, c) \
+    { TR_AT_LAYER, id, name, shape, when, TR_STORE_VECTOR, init, c }
+#define TRI_F32(id, name, shape, when, init, c) \
+    { TR_AT_LAYER, id, name, shape, when, TR_STORE_VECTOR_F32, init, c }
+
+static const tr_weight_spec tri_w_embed[] = {
+    { TR_AT_MODEL, TR_W_EMBED, "model.embed_tokens.weight", "vocab hidden", "1",
+      TR_STORE_LINEAR, TR_INIT_NORMAL, 1 },
+    TRI_END
+};
+static const tr_weight_spec tri_w_norm1[] = {
+    TRI_VEC(TR_W_NORM1, "input_layernorm.weight", "hidden", "1", TR_INIT_NORM, 0.3),
+    TRI_END
+};
+static const tr_weight_spec tri_w_norm2[] = {
+    TRI_VEC(TR_W_NORM2, "post_attention_layernorm.weight", "hidden", "1", TR_INIT_NORM, 0.3),
+    TRI_END
+};
+static const tr_weight_spec tri_w_head[] = {
+    { TR_AT_MODEL, TR_W_FINAL_NORM, "model.norm.weight", "hidden", "1",
+      TR_STORE_VECTOR, TR_INIT_NORM, 0.3 },
+    { TR_AT_MODEL, TR_W_HEAD, "lm_head.weight", "vocab hidden", "!tie",
+      TR_STORE_LINEAR, TR_INIT_LINEAR, 2 },
+    TRI_END
+};
+static const tr_weight_spec tri_w_res[] = {      /* block attention residuals */
+    TRI_VEC(TR_W_RES1_NORM, "self_attention_res_norm.weight", "hidden", "1", TR_INIT_NORM, 0.3),
+    TRI_VEC(TR_W_RES1_PROJ, "self_attention_res_proj.weight", "1 hidden", "1", TR_INIT_LINEAR, 2),
+    TRI_VEC(TR_W_RES2_NORM, "mlp_res_norm.weight", "hidden", "1", TR_INIT_NORM, 0.3),
+    TRI_VEC(TR_W_RES2_PROJ, "mlp_res_proj.weight", "1 hidden", "1", TR_INIT_LINEAR, 2),
+    TRI_END
+};
+static const tr_weight_spec tri_w_res_out[] = {
+    { TR_AT_MODEL, TR_W_OUT_RES_NORM, "model.output_attn_res_norm.weight", "hidden", "1",
+      TR_STORE_VECTOR, TR_INIT_NORM, 0.3 },
+    { TR_AT_MODEL, TR_W_OUT_RES_PROJ, "model.output_attn_res_proj.weight", "1 hidden", "1",
+      TR_STORE_VECTOR, TR_INIT_LINEAR, 2 },
+    TRI_END
+};
+static const tr_weight_spec tri_w_gqa[] = {
+    TRI_QUA(TR_W_Q, "self_attn.q_proj.weight", "heads*head_dim hidden", "gqa", 2),
+    TRI_VEC(TR_W_Q_BIAS, "self_attn.q_proj.bias", "heads*head_dim", "gqa*attn_bias",
+            TR_INIT_NORMAL, 0.3),
+    TRI_QUA(TR_W_K, "self_attn.k_proj.weight", "kv_heads*head_dim hidden", "gqa", 2),
+    TRI_VEC(TR_W_K_BIAS, "self_attn.k_proj.bias", "kv_heads*head_dim", "gqa*attn_bias",
+            TR_INIT_NORMAL, 0.3),
+    TRI_QUA(TR_W_V, "self_attn.v_proj.weight", "kv_heads*head_dim hidden", "gqa", 1),
+    TRI_VEC(TR_W_V_BIAS, "self_attn.v_proj.bias", "kv_heads*head_dim", "gqa*attn_bias",
+            TR_INIT_NORMAL, 0.3),
+    TRI_QUA(TR_W_O, "self_attn.o_proj.weight", "hidden heads*head_dim", "gqa", 1),
+    TRI_VEC(TR_W_O_BIAS, "self_attn.o_proj.bias", "hidden", "gqa*attn_bias",
+            TR_INIT_NORMAL, 0.3),
+    TRI_END
+};
+static const tr_weight_spec tri_w_mla[] = {
+    TRI_QUA(TR_W_Q, "self_attn.q_proj.weight", "heads*(nope+rope) hidden", "mla*!q_lora", 2),
+    TRI_QUA(TR_W_Q_A, "self_attn.q_a_proj.weight", "q_lora hidden", "mla*q_lora", 1),
+    TRI_VEC(TR_W_Q_A_NORM, "self_attn.q_a_layernorm.weight", "q_lora", "mla*q_lora",
+            TR_INIT_NORM, 0.3),
+    TRI_QUA(TR_W_Q_B, "self_attn.q_b_proj.weight", "heads*(nope+rope) q_lora", "mla*q_lora", 2),
+    TRI_QUA(TR_W_KV_A, "self_attn.kv_a_proj_with_mqa.weight", "kv_lora+rope hidden", "mla", 1),
+    TRI_VEC(TR_W_KV_A_NORM, "self_attn.kv_a_layernorm.weight", "kv_lora", "mla",
+            TR_INIT_NORM, 0.3),
+    TRI_QUA(TR_W_KV_B, "self_attn.kv_b_proj.weight", "heads*(nope+v_dim) kv_lora", "mla", 1.5),
+    TRI_QUA(TR_W_G, "self_attn.g_proj.weight", "heads*v_dim hidden", "mla*out_gate", 1.5),
+    TRI_QUA(TR_W_O, "self_attn.o_proj.weight", "hidden heads*v_dim", "mla", 2.5),
+    TRI_END
+};
+static const tr_weight_spec tri_w_kda[] = {
+    TRI_LIN(TR_W_Q, "self_attn.q_proj.weight", "kda_heads*kda_dim hidden", "kda", 1),
+    TRI_LIN(TR_W_K, "self_attn.k_proj.weight", "kda_heads*kda_dim hidden", "kda", 1),
+    TRI_LIN(TR_W_V, "self_attn.v_proj.weight", "kda_heads*kda_dim hidden", "kda", 1),
+    TRI_F32(TR_W_Q_CONV, "self_attn.q_conv1d.weight", "kda_heads*kda_dim 1 conv", "kda",
+            TR_INIT_NORMAL, 0.5),
+    TRI_F32(TR_W_K_CONV, "self_attn.k_conv1d.weight", "kda_heads*kda_dim 1 conv", "kda",
+            TR_INIT_NORMAL, 0.5),
+    TRI_F32(TR_W_V_CONV, "self_attn.v_conv1d.weight", "kda_heads*kda_dim 1 conv", "kda",
+            TR_INIT_NORMAL, 0.5),
+    TRI_LIN(TR_W_F_A, "self_attn.f_a_proj.weight", "kda_dim hidden", "kda", 1),
+    TRI_LIN(TR_W_F_B, "self_attn.f_b_proj.weight", "kda_heads*kda_dim kda_dim", "kda", 1.5),
+    TRI_LIN(TR_W_B, "self_attn.b_proj.weight", "kda_heads hidden", "kda", 1.5),
+    { TR_AT_LAYER, TR_W_A_LOG, "self_attn.A_log", "a_log", "kda", TR_STORE_PADDED_F32,
+      TR_INIT_PADDED, 0.5 },
+    TRI_F32(TR_W_DT_BIAS, "self_attn.dt_bias", "kda_heads*kda_dim", "kda", TR_INIT_NORMAL, 2),
+    TRI_LIN(TR_W_G, "self_attn.g_proj.weight", "kda_heads*kda_dim hidden", "kda", 1.5),
+    TRI_F32(TR_W_O_NORM, "self_attn.o_norm.weight", "kda_dim", "kda", TR_INIT_NORM, 0.3),
+    TRI_LIN(TR_W_O, "self_attn.o_proj.weight", "hidden kda_heads*kda_dim", "kda", 2.5),
+    TRI_END
+};
+static const tr_weight_spec tri_w_dense[] = {
+    TRI_QUA(TR_W_GATE, "mlp.gate_proj.weight", "ffn hidden", "dense", 3),
+    TRI_VEC(TR_W_GATE_BIAS, "mlp.gate_proj.bias", "ffn", "dense*mlp_bias", TR_INIT_NORMAL, 0.3),
+    TRI_QUA(TR_W_UP, "mlp.up_proj.weight", "ffn hidden", "dense", 3),
+    TRI_VEC(TR_W_UP_BIAS, "mlp.up_proj.bias", "ffn", "dense*mlp_bias", TR_INIT_NORMAL, 0.3),
+    TRI_QUA(TR_W_DOWN, "mlp.down_proj.weight", "hidden ffn", "dense", 0.3),
+    TRI_VEC(TR_W_DOWN_BIAS, "mlp.down_proj.bias", "hidden", "dense*mlp_bias", TR_INIT_NORMAL, 0.3),
+    TRI_END
+};
+static const tr_weight_spec tri_w_moe[] = {      /* gate_proj, up_proj, down_proj under mlp */
+    TRI_LIN(TR_W_ROUTER, "mlp.gate.weight", "experts hidden", "moe", 1),
+    TRI_F32(TR_W_ROUTER_BIAS, "mlp.gate.e_score_correction_bias", "experts", "moe",
+            TR_INIT_UNIFORM, 0.3),
+    TRI_EXP(TR_W_EXPERT_GATE, "mlp.experts.{e}.gate_proj.weight", "moe_ffn hidden", 3),
+    TRI_EXP(TR_W_EXPERT_UP, "mlp.experts.{e}.up_proj.weight", "moe_ffn hidden", 3),
+    TRI_EXP(TR_W_EXPERT_DOWN, "mlp.experts.{e}.down_proj.weight", "hidden moe_ffn", 0.3),
+    TRI_QUA(TR_W_SHARED_GATE, "mlp.shared_experts.gate_proj.weight", "shared*moe_ffn hidden",
+            "moe*shared", 3),
+    TRI_QUA(TR_W_SHARED_UP, "mlp.shared_experts.up_proj.weight", "shared*moe_ffn hidden",
+            "moe*shared", 3),
+    TRI_QUA(TR_W_SHARED_DOWN, "mlp.shared_experts.down_proj.weight", "hidden shared*moe_ffn",
+            "moe*shared", 0.3),
+    TRI_END
+};
+static const tr_weight_spec tri_w_latent_moe[] = {   /* w1 gate, w3 up, w2 down, in the latent */
+    TRI_LIN(TR_W_ROUTER, "block_sparse_moe.gate.weight", "experts hidden", "moe", 1),
+    TRI_F32(TR_W_ROUTER_BIAS, "block_sparse_moe.gate.e_score_correction_bias", "experts", "moe",
+            TR_INIT_UNIFORM, 0.3),
+    TRI_LIN(TR_W_LATENT_DOWN, "block_sparse_moe.routed_expert_down_proj.weight", "latent hidden",
+            "moe", 1.5),
+    TRI_EXP(TR_W_EXPERT_GATE, "block_sparse_moe.experts.{e}.w1.weight", "moe_ffn latent", 3),
+    TRI_EXP(TR_W_EXPERT_UP, "block_sparse_moe.experts.{e}.w3.weight", "moe_ffn latent", 10),
+    TRI_EXP(TR_W_EXPERT_DOWN, "block_sparse_moe.experts.{e}.w2.weight", "latent moe_ffn", 0.01),
+    TRI_VEC(TR_W_LATENT_NORM, "block_sparse_moe.routed_expert_norm.weight", "latent", "moe",
+            TR_INIT_NORM, 0.3),
+    TRI_LIN(TR_W_LATENT_UP, "block_sparse_moe.routed_expert_up_proj.weight", "hidden latent",
+            "moe", 1),
+    TRI_QUA(TR_W_SHARED_GATE, "block_sparse_moe.shared_experts.gate_proj.weight",
+            "shared*moe_ffn hidden", "moe*shared", 3),
+    TRI_QUA(TR_W_SHARED_UP, "block_sparse_moe.shared_experts.up_proj.weight",
+            "shared*moe_ffn hidden", "moe*shared", 10),
+    TRI_QUA(TR_W_SHARED_DOWN, "block_sparse_moe.shared_experts.down_proj.weight",
+            "hidden shared*moe_ffn", "moe*shared", 0.2),
+    TRI_END
+};
+static const tr_weight_spec tri_w_mtp[] = {
+    { TR_AT_MTP, TR_W_NONE, "embed_tokens.weight", "vocab hidden", "1",
+      TR_STORE_LINEAR, TR_INIT_NORMAL, 1 },
+    { TR_AT_MTP, TR_W_NONE, "enorm.weight", "hidden", "1", TR_STORE_VECTOR, TR_INIT_NORM, 0.3 },
+    { TR_AT_MTP, TR_W_NONE, "hnorm.weight", "hidden", "1", TR_STORE_VECTOR, TR_INIT_NORM, 0.3 },
+    { TR_AT_MTP, TR_W_NONE, "eh_proj.weight", "hidden 2*hidden", "1",
+      TR_STORE_LINEAR, TR_INIT_LINEAR, 1 },
+    { TR_AT_MTP, TR_W_NONE, "shared_head.norm.weight", "hidden", "1",
+      TR_STORE_VECTOR, TR_INIT_NORM, 0.3 },
+    { TR_AT_MTP, TR_W_NONE, "shared_head.head.weight", "vocab hidden", "1",
+      TR_STORE_LINEAR, TR_INIT_LINEAR, 2 },
+    TRI_END
+};
+#define TRI_VIT(where, name, shape, init, c) \
+    { where, TR_W_NONE, name, shape, "vit_layers", TR_STORE_LINEAR, init, c }
+static const tr_weight_spec tri_w_vit_patch[] = {
+    TRI_VIT(TR_AT_VISION, "vision_tower.patch_embed.proj.weight", "vit_dim 3 vit_patch vit_patch",
+            TR_INIT_NORMAL, 0.05),
+    TRI_VIT(TR_AT_VISION, "vision_tower.patch_embed.pos_emb.weight",
+            "vit_pos_h vit_pos_w vit_dim", TR_INIT_NORMAL, 0.5),
+    TRI_END
+};
+static const tr_weight_spec tri_w_vit_block[] = {
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.norm0.weight", "vit_dim",
+            TR_INIT_NORM, 0.3),
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.wqkv.weight", "3*vit_qkv vit_dim",
+            TR_INIT_LINEAR, 2),
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.wo.weight", "vit_dim vit_qkv",
+            TR_INIT_LINEAR, 1),
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.norm1.weight", "vit_dim",
+            TR_INIT_NORM, 0.3),
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.mlp.fc0.weight", "vit_ffn vit_dim",
+            TR_INIT_LINEAR, 2),
+    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.mlp.fc1.weight", "vit_dim vit_ffn",
+            TR_INIT_LINEAR, 1),
+    TRI_END
+};
+static const tr_weight_spec tri_w_vit_out[] = {
+    TRI_VIT(TR_AT_VISION, "vision_tower.encoder.final_layernorm.weight", "vit_dim",
+            TR_INIT_NORM, 0.3),
+    TRI_VIT(TR_AT_VISION, "mm_projector.proj.0.weight", "vit_merged vit_merged",
+            TR_INIT_LINEAR, 1),
+    TRI_VIT(TR_AT_VISION, "mm_projector.proj.2.weight", "vit_out vit_merged", TR_INIT_LINEAR, 1),
+    TRI_VIT(TR_AT_VISION, "mm_projector.post_norm.weight", "vit_out", TR_INIT_NORM, 0.3),
+    TRI_END
+};
+
+/* ---- families ------------------------------------------------------------ */
+
+#define TRI_MAX_TABLES 16
+struct tr_family {
+    const char *name, *title;
+    const char *prefix;                 /* of everything but the vision tower */
+    tr_mixer_kind mixer;                /* of a layer that no list names */
+    tr_rope_layout layout;
+    int rotates;                        /* 0: no positions at all */
+    const char *format;                 /* of quantised tensors */
+    int quant_experts_only;
+    int shard_by_layer;                 /* how the release is cut into files */
+    const char *moe, *context, *routed; /* names of taps: experts' module, attention before its
+                                           output projection, weighted sum of experts */
+    const tri_key *keys[TRI_MAX_TABLES];
+    const tr_weight_spec *weights[TRI_MAX_TABLES];
+    const tr_fact *facts;
+    int64_t n_facts;
+};
+
+static const tr_fact tri_facts_llama[] = {
+    { "sampling.ties", TR_NO_FIELD, 0, "lower token id", "torch leaves it open" }
+};
+static const tr_fact tri_facts_deepseek_v3[] = {
+    { "mla.inner_eps", TRI_F(inner_eps), 1e-6, "",
+      "DeepseekV3Attention builds q_a_layernorm and kv_a_layernorm without the config's eps" },
+    { "router.renorm_eps", TRI_F(renorm_eps), 1e-20, "",
+      "added to the sum in DeepseekV3TopkRouter" },
+    { "router.ties", TR_NO_FIELD, 0, "lower expert index", "torch.topk leaves it open" },
+    { "router.masked_groups", TR_NO_FIELD, 0, "never chosen",
+      "filled with -inf; older code filled with 0" },
+    { "sampling.ties", TR_NO_FIELD, 0, "lower token id", "torch leaves it open" }
+};
+static const tr_fact tri_facts_kimi_k3[] = {
+    { "mla.inner_eps", TRI_F(inner_eps), 1e-6, "",
+      "KimiMLAAttention builds q_a_layernorm and kv_a_layernorm without the config's eps" },
+    { "kda.l2_eps", TRI_F(l2_eps), 1e-6, "", "fla's l2 norm of queries and keys, on the sum" },
+    { "kda.a_log_pad", TRI_F(a_log_pad), 128, "",
+      "A_log is stored padded to a multiple of this; only the heads' entries are read" },
+    { "router.renorm_eps", TRI_F(renorm_eps), 1e-20, "", "added to the sum in KimiMoEGate" },
+    { "router.ties", TR_NO_FIELD, 0, "lower expert index", "torch.topk leaves it open" },
+    { "sampling.ties", TR_NO_FIELD, 0, "lower token id", "torch leaves it open" }
+};
+#define TRI_FACTS(t) t, (int64_t)(sizeof t / sizeof t[0])
+
+static const tr_family tri_families[] = {
+    { "kimi_k3", "Kimi K3", "language_model.", TR_MIXER_MLA, TR_ROPE_HALF, 0, "mxfp4", 1, 1,
+      "block_sparse_moe", "attn_ctx", "routed_sum",
+      { tri_keys_kimi_k3, NULL },
+      { tri_w_embed, tri_w_norm1, tri_w_res, tri_w_kda, tri_w_mla, tri_w_norm2, tri_w_dense,
+        tri_w_latent_moe, tri_w_res_out, tri_w_head, tri_w_vit_patch, tri_w_vit_block,
+        tri_w_vit_out, NULL },
+      TRI_FACTS(tri_facts_kimi_k3) },
+    { "deepseek_v3", "DeepSeek-V3, V3-0324, R1, V3.1", "", TR_MIXER_MLA, TR_ROPE_INTERLEAVED, 1,
+      "fp8-block", 0, 0, "mlp", "core", "experts",
+      { tri_keys_deepseek_v3, tri_keys_rope, NULL },
+      { tri_w_embed, tri_w_norm1, tri_w_mla, tri_w_norm2, tri_w_dense, tri_w_moe, tri_w_mtp,
+        tri_w_head, NULL },
+      TRI_FACTS(tri_facts_deepseek_v3) },
+    { "llama", "Llama 2, Llama 3, SmolLM2", "", TR_MIXER_GQA, TR_ROPE_HALF, 1,
+      "", 0, 0, "mlp", "core", "experts",
+      { tri_keys_llama, tri_keys_rope, NULL },
+      { tri_w_embed, tri_w_norm1, tri_w_gqa, tri_w_norm2, tri_w_dense, tri_w_head, NULL },
+      TRI_FACTS(tri_facts_llama) }
+};
+#define TRI_FAMILIES ((int64_t)(sizeof tri_families / sizeof tri_families[0]))
+
+int64_t          tr_family_count(void) { return TRI_FAMILIES; }
+const char      *tr_family_name(const tr_family *f) { return f->name; }
+const char      *tr_family_title(const tr_family *f) { return f->title; }
+
+const tr_fact *tr_family_facts(const tr_family *f, int64_t *n)
+{
+    *n = f->n_facts;
+    return f->facts;
+}
+
+const tr_family *tr_family_get(int64_t i)
+{
+    return i >= 0 && i < TRI_FAMILIES ? &tri_families[i] : NULL;
+}
+
+static double *tri_cfg_num(tr_config *c, size_t field)
+{
+    return (double *)(void *)((char *)c + field);
+}
+
+double tr_fact_value(const tr_config *c, const tr_fact *f)
+{
+    double v;
+    if (f->field == TR_NO_FIELD) return 0;
+    memcpy(&v, (const char *)c + f->field, sizeof v);
+    return v;
+}
+
+static const tr_family *tri_family_find(const char *name)
+{
+    for (int64_t i = 0; i < TRI_FAMILIES; i++)
+        if (!strcmp(tri_families[i].name, name)) return &tri_families[i];
+    return NULL;
+}
+
+/* The i-th key of a family, one table after the other; NULL: there are no more. */
+static const tri_key *tri_key_at(const tr_family *f, int i)
+{
+    for (int t = 0; f->keys[t]; t++)
+        for (const tri_key *k = f->keys[t]; k->path; k++)
+            if (i-- == 0) return k;
+    return NULL;
+}
+
+/* ---- reading a config ---------------------------------------------------- */
+
+typedef struct tri_reader {
+    tr_ctx  *ctx;
+    const tr_json *json;
+    tr_config *c;
+    const tr_config_opts *opts;
+    const tri_key *row[256];            /* the family's keys, one table after the other */
+    unsigned char seen[256];            /* present, and not null */
+    int n;
+} tri_reader;
+
+/* Is `key` one of the blank-separated words? */
+static int tri_in_words(const char *words, const char *key)
+{
+    for (const char *w = words; *w; w += strspn(w, " ")) {
+        size_t len = strcspn(w, " ");
+        if (tri_is(key, w, len)) return 1;
+        w += len;
+    }
+    return 0;
+}
+
+/* The row of a path: by name, or inert by the words of its object. */
+static int tri_row_of(const tri_reader *rd, const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    for (int i = 0; i < rd->n; i++)
+        if (rd->row[i]->cls != TRI_INERT && !strcmp(rd->row[i]->path, path)) return i;
+    for (int i = 0; i < rd->n; i++) {
+        const char *dir = rd->row[i]->path;
+        size_t at = strlen(dir);
+        if (rd->row[i]->cls != TRI_INERT || strncmp(dir, path, at)) continue;
+        if (at == 0 ? tri_in_words(rd->row[i]->value, path)
+                    : dot == path + at - 1 && tri_in_words(rd->row[i]->value, path + at)) return i;
+    }
+    return -1;
+}
+
+static tr_status tri_bad_value(const tri_reader *rd, const tr_json_node *v, const char *path,
+                               const char *want)
+{
+    return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: key \"%s\" must be %s, found %s%s%.80s",
+                   rd->json->name, v->line, path, want, tr_json_type_str(v->type),
+                   v->count || !tr_json_str(rd->json, v)[0] ? "" : " ",
+                   v->count ? "" : tr_json_str(rd->json, v));
+}
+
+/* A list of whole numbers >= 0; a single number counts as a list of one if `one`. */
+static tr_status tri_read_ints(tri_reader *rd, const tr_json_node *v, const char *path,
+                               tr_int_list *out, int one)
+{
+    const tr_json_node *item = v;
+    void *p = NULL;
+    int64_t n = 1, i = 0;
+    if (v->type == TR_JSON_ARRAY) {
+        n = v->count;
+        item = tr_json_first(rd->json, v);
+    } else if (!one || v->type != TR_JSON_NUM) {
+        return tri_bad_value(rd, v, path, one ? "a whole number or a list of them"
+                                              : "a list of whole numbers");
+    }
+    tr_free(rd->ctx, out->v);
+    out->v = NULL;
+    out->n = 0;
+    TRI_TRY(tri_alloc_n(rd->ctx, &p, n, sizeof *out->v));
+    out->v = (int64_t *)p;
+    out->n = n;
+    for (; i < n; i++, item = tr_json_next(rd->json, item)) {
+        if (item->type != TR_JSON_NUM || tr_json_int(rd->json, item, &out->v[i]) != TR_OK ||
+            out->v[i] < 0 || out->v[i] > TRI_MAX_SIZE)
+            return tri_bad_value(rd, item, path, "whole numbers from 0 to 16777216");
+    }
+    return TR_OK;
+}
+
+/* A number of this key's sign; no model has one outside 1e-30 to 1e30, where formulas overflow. */
+static tr_status tri_read_real(const tri_reader *rd, const tri_key *k, const tr_json_node *v,
+                               double *x)
+{
+    if (v->type == TR_JSON_NUM && tr_json_num(rd->json, v, x) == TR_OK &&
+        (k->type == TRI_POSITIVE ? *x > 0 : k->type == TRI_NEGATIVE ? *x < 0 : 1) &&
+        (*x == 0 || (fabs(*x) >= 1e-30 && fabs(*x) <= 1e30))) return TR_OK;
+    return tri_bad_value(rd, v, k->path,
+                         k->type == TRI_POSITIVE ? "a number above 0 (1e-30 to 1e30)" :
+                         k->type == TRI_NEGATIVE ? "a number below 0 (-1e30 to -1e-30)" :
+                         "a number (0, or 1e-30 to 1e30 in size)");
+}
+
+/* Checks v's type and range; writes it to the row's field of *c if there is one. */
+static tr_status tri_read_value(tri_reader *rd, const tri_key *k, const tr_json_node *v)
+{
+    char *at = k->field == TR_NO_FIELD ? NULL : (char *)rd->c + k->field;
+    int64_t i = 0;
+    double x = 0;
+    int b = 0;
+    switch (k->type) {
+    case TRI_ANY: return TR_OK;
+    case TRI_OBJECT:
+        return v->type == TR_JSON_OBJECT ? TR_OK : tri_bad_value(rd, v, k->path, "an object");
+    case TRI_SIZE: case TRI_COUNT:
+        if (v->type != TR_JSON_NUM || tr_json_int(rd->json, v, &i) != TR_OK ||
+            i < (k->type == TRI_SIZE) || i > TRI_MAX_SIZE)
+            return tri_bad_value(rd, v, k->path, k->type == TRI_SIZE ?
+                "a whole number from 1 to 16777216" : "a whole number from 0 to 16777216");
+        if (at) memcpy(at, &i, sizeof i);
+        return TR_OK;
+    case TRI_POSITIVE: case TRI_NEGATIVE: case TRI_NUMBER:
+        TRI_TRY(tri_read_real(rd, k, v, &x));
+        if (at) memcpy(at, &x, sizeof x);
+        return TR_OK;
+    case TRI_BOOL:
+        if (v->type != TR_JSON_BOOL) return tri_bad_value(rd, v, k->path, "true or false");
+        TRI_TRY(tr_json_bool(rd->json, v, &b));
+        i = b;
+        if (at) memcpy(at, &i, sizeof i);
+        return TR_OK;
+    case TRI_STRING:
+        if (v->type != TR_JSON_STR || v->str_len > 31)
+            return tri_bad_value(rd, v, k->path, "a string of at most 31 bytes");
+        if (at) memcpy(at, tr_json_str(rd->json, v), v->str_len + 1);
+        return TR_OK;
+    case TRI_STRINGS:
+        if (v->type != TR_JSON_ARRAY) return tri_bad_value(rd, v, k->path, "a list of strings");
+        return TR_OK;
+    case TRI_INTS: case TRI_IDS:
+        return tri_read_ints(rd, v, k->path, (tr_int_list *)(void *)at, k->type == TRI_IDS);
+    }
+    return TR_OK;
+}
+
+/* Is v one of the alternatives a|b|c? A list must consist of them. */
+static int tri_is_allowed(const tri_reader *rd, const char *alt, const tr_json_node *v)
+{
+    char want[64];
+    if (v->type == TR_JSON_ARRAY) {
+        const tr_json_node *item = tr_json_first(rd->json, v);
+        for (; item; item = tr_json_next(rd->json, item))
+            if (item->type != TR_JSON_STR || !tri_is_allowed(rd, alt, item)) return 0;
+        return v->count > 0;
+    }
+    if (v->type == TR_JSON_OBJECT) return v->count == 0 && !strcmp(alt, "{}");
+    for (; *alt; alt += strspn(alt, "|")) {
+        size_t n = strcspn(alt, "|");
+        double x;
+        snprintf(want, sizeof want, "%.*s", (int)n, alt);
+        if (v->type == TR_JSON_NULL && !strcmp(want, "null")) return 1;
+        if (v->type == TR_JSON_NUM && tr_json_num(rd->json, v, &x) == TR_OK) {
+            char *end;
+            if (x == strtod(want, &end) && !*end) return 1;
+        } else if (v->type != TR_JSON_NULL && !strcmp(tr_json_str(rd->json, v), want)) {
+            return 1;
+        }
+        alt += n;
+    }
+    return 0;
+}
+
+static size_t tri_field_bytes(tri_key_type t)
+{
+    return t == TRI_STRING ? 32 : t == TRI_INTS || t == TRI_IDS ? sizeof(tr_int_list) : 8;
+}
+
+/* Two keys for one field must say the same. Called with row i in place and `old` as it was. */
+static int tri_agrees(const tri_reader *rd, int i, const void *old)
+{
+    const void *now = (const char *)rd->c + rd->row[i]->field;
+    if (rd->row[i]->type == TRI_STRING) return !strcmp((const char *)now, (const char *)old);
+    if (rd->row[i]->type == TRI_INTS || rd->row[i]->type == TRI_IDS) return 1;
+    return !memcmp(now, old, 8);
+}
+
+/* Another row that was present and writes the same field, or -1. */
+static int tri_other_row(const tri_reader *rd, int i)
+{
+    if (rd->row[i]->field == TR_NO_FIELD) return -1;
+    for (int k = 0; k < rd->n; k++)
+        if (k != i && rd->seen[k] && rd->row[k]->field == rd->row[i]->field) return k;
+    return -1;
+}
+
+static tr_status tri_read_row(tri_reader *rd, int i, const tr_json_node *v)
+{
+    const tri_key *k = rd->row[i];
+    int other = tri_other_row(rd, i), nested = v->type >= TR_JSON_ARRAY;
+    char old[32];
+    if (k->cls == TRI_INERT) return TR_OK;
+    if ((k->cls == TRI_ONLY || k->cls == TRI_EXACT) && !tri_is_allowed(rd, k->value, v))
+        return tr_fail(rd->ctx, TR_ERR_UNSUPPORTED, "%s line %d: key \"%s\" is %s%s%.80s; "
+                       "supported: %s", rd->json->name, v->line, k->path,
+                       nested ? tr_json_type_str(v->type) : "", nested ? " " : "",
+                       v->type == TR_JSON_NULL ? "null" : v->count ? "of other values" :
+                       nested ? "without any" : tr_json_str(rd->json, v), k->value);
+    if (v->type == TR_JSON_NULL && (k->cls == TRI_OPTIONAL || k->cls == TRI_ALIAS)) return TR_OK;
+    if (other >= 0) memcpy(old, (char *)rd->c + k->field, tri_field_bytes(k->type));
+    TRI_TRY(tri_read_value(rd, k, v));
+    if (other >= 0 && !tri_agrees(rd, i, old))
+        return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: keys \"%s\" and \"%s\" contradict each "
+                       "other", rd->json->name, v->line, rd->row[other]->path, k->path);
+    rd->seen[i] = 1;
+    return TR_OK;
+}
+
+static int tri_is_accepted(const tri_reader *rd, const char *path)
+{
+    const char *const *a = rd->opts ? rd->opts->accept : NULL;
+    for (int64_t i = 0; a && i < rd->opts->n_accept; i++)
+        if (!strcmp(a[i], path)) return 1;
+    return 0;
+}
+
+static tr_status tri_append_line(tr_ctx *ctx, char **text, const char *line)
+{
+    char *out;
+    TRI_TRY(tri_concat(ctx, &out, *text ? *text : "", line, "\n"));
+    tr_free(ctx, *text);
+    *text = out;
+    return TR_OK;
+}
+
+static tr_status tri_read_object(tri_reader *rd, const tr_json_node *obj, const char *prefix)
+{
+    const tr_json_node *v = tr_json_first(rd->json, obj);
+    char path[256];
+    for (; v; v = tr_json_next(rd->json, v)) {
+        int i, n = snprintf(path, sizeof path, "%s%s", prefix, tr_json_key(rd->json, v));
+        if (n < 0 || n >= (int)sizeof path)
+            return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: a key of %d bytes is too long",
+                           rd->json->name, v->line, n);
+        i = tri_row_of(rd, path);
+        if (i < 0) {
+            if (!tri_is_accepted(rd, path))
+                return tr_fail(rd->ctx, TR_ERR_UNSUPPORTED, "%s line %d: unknown key \"%s\"; "
+                               "accept it by name if it changes nothing", rd->json->name,
+                               v->line, path);
+            TRI_TRY(tri_append_line(rd->ctx, &rd->c->accepted, path));
+            continue;
+        }
+        TRI_TRY(tri_read_row(rd, i, v));
+        if (rd->row[i]->type == TRI_OBJECT && v->type == TR_JSON_OBJECT && v->count) {
+            snprintf(path + n, sizeof path - (size_t)n, ".");
+            TRI_TRY(tri_read_object(rd, v, path));
+        }
+    }
+    return TR_OK;
+}
+
+/* Is the object that a dotted path lies in there? */
+static int tri_parent_seen(const tri_reader *rd, const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    if (!dot) return 1;
+    for (int i = 0; i < rd->n; i++)
+        if (rd->seen[i] && rd->row[i]->type == TRI_OBJECT &&
+            tri_is(rd->row[i]->path, path, (size_t)(dot - path))) return 1;
+    return 0;
+}
+
+/* What absence means: an error, or the row's value. */
+static tr_status tri_read_absent(tri_reader *rd)
+{
+    for (int i = 0; i < rd->n; i++) {
+        const tri_key *k = rd->row[i];
+        int here = tri_parent_seen(rd, k->path);
+        if (rd->seen[i] || tri_other_row(rd, i) >= 0) continue;
+        if (k->cls == TRI_REQUIRED && here)
+            return tr_fail(rd->ctx, TR_ERR_MISSING, "%s: required key \"%s\" is missing",
+                           rd->json->name, k->path);
+        if (k->cls == TRI_EXACT && here)
+            return tr_fail(rd->ctx, TR_ERR_MISSING, "%s: required key \"%s\" is missing "
+                           "(supported: %s)", rd->json->name, k->path, k->value);
+        if (k->cls == TRI_OPTIONAL && k->value && k->field != TR_NO_FIELD) {
+            tri_reader def = *rd;
+            tr_json j;
+            char text[80];
+            tr_status s;
+            snprintf(text, sizeof text, k->type == TRI_STRING ? "\"%s\"" : "%s", k->value);
+            TRI_TRY(tr_json_parse(rd->ctx, &j, k->path, text, strlen(text)));
+            def.json = &j;
+            s = tri_read_value(&def, k, &j.node[0]);
+            tr_json_free(&j);
+            TRI_TRY(s);
+        }
+    }
+    return TR_OK;
+}
+
+static tr_status tri_apply_sets(tri_reader *rd)
+{
+    for (int64_t i = 0; rd->opts && i < rd->opts->n_set; i++) {
+        const char *set = rd->opts->set[i], *eq = strchr(set, '=');
+        const tr_family *f = rd->c->family;
+        char *end = NULL;
+        double v = eq ? strtod(eq + 1, &end) : 0;
+        int64_t k = 0;
+        if (!eq || end == eq + 1 || *end || !isfinite(v))
+            return tr_fail(rd->ctx, TR_ERR_ARG, "\"%s\": a fact is set as NAME=NUMBER", set);
+        while (k < f->n_facts && !tri_is(f->facts[k].name, set, (size_t)(eq - set))) k++;
+        if (k == f->n_facts || f->facts[k].field == TR_NO_FIELD)
+            return tr_fail(rd->ctx, TR_ERR_ARG, "\"%.*s\" is no fact of %s that can be set",
+                           (int)(eq - set), set, f->name);
+        if (v < 0 || v > TRI_MAX_SIZE || (f->facts[k].value >= 1 && v != floor(v)))
+            return tr_fail(rd->ctx, TR_ERR_RANGE, "\"%s\": must be %s from 0 to %d", set,
+                           f->facts[k].value >= 1 ? "a whole number" : "a number", TRI_MAX_SIZE);
+        for (int64_t j = 0; j < i; j++)
+            if (!strncmp(rd->opts->set[j], set, (size_t)(eq - set) + 1))
+                return tr_fail(rd->ctx, TR_ERR_ARG, "\"%.*s\" is set twice", (int)(eq - set), set);
+        *tri_cfg_num(rd->c, f->facts[k].field) = v;
+        TRI_TRY(tri_append_line(rd->ctx, &rd->c->sets, set));
+    }
+    return TR_OK;
+}
+
+/* ---- what a config means ------------------------------------------------- */
+
+static int tri_list_has(const tr_int_list *l, int64_t x)
+{
+    for (int64_t i = 0; i < l->n; i++)
+        if (l->v[i] == x) return 1;
+    return 0;
+}
+
+static tr_status tri_make_layers(tr_ctx *ctx, tr_config *c, const char *name)
+{
+    const tr_int_list *lists[2];
+    int listed = c->kda_layers.n + c->full_layers.n > 0 || c->kda_heads > 0;
+    void *p;
+    lists[0] = &c->kda_layers;
+    lists[1] = &c->full_layers;
+    TRI_TRY(tri_alloc_n(ctx, &p, c->layers, sizeof *c->layer));
+    c->layer = (tr_layer_cfg *)p;
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < lists[k]->n && i <= c->layers; i++) {
+            int64_t l = lists[k]->v[i];
+            if (l < 1 || l > c->layers)
+                return tr_fail(ctx, TR_ERR_RANGE, "%s: %s names layer %lld; layers count from 1 to "
+                               "%lld", name, k ? "full_attn_layers" : "kda_layers",
+                               (long long)l, (long long)c->layers);
+            for (int64_t j = 0; j < i; j++)
+                if (lists[k]->v[j] == l)
+                    return tr_fail(ctx, TR_ERR_FORMAT, "%s: %s names layer %lld twice", name,
+                                   k ? "full_attn_layers" : "kda_layers", (long long)l);
+        }
+    for (int64_t l = 0; l < c->layers; l++) {
+        int kda = tri_list_has(&c->kda_layers, l + 1), full = tri_list_has(&c->full_layers, l + 1);
+        if (listed && kda == full)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld (counted from 1) is in %s of "
+                           "kda_layers and full_attn_layers", name, (long long)(l + 1),
+                           kda ? "both" : "neither");
+        c->layer[l].mixer = kda ? TR_MIXER_KDA : c->family->mixer;
+        c->layer[l].ffn = c->experts && l >= c->first_dense && l % c->moe_freq == 0
+                        ? TR_FFN_MOE : TR_FFN_DENSE;
+    }
+    return TR_OK;
+}
+
+/* Numbers that fit their keys but not each other; what they make of one pair shows it. */
+static tr_status tri_check_rope(tr_ctx *ctx, const tr_config *c, const char *name)
+{
+    tr_rope_cfg pair = c->rope_cfg;
+    double freq, mult;
+    tr_status s;
+    if (pair.dim % 2)
+        return tr_fail(ctx, TR_ERR_SHAPE, "%s: %lld rotated dimensions do not form pairs", name,
+                       (long long)pair.dim);
+    if (pair.kind != TR_ROPE_LLAMA3 && (pair.low_freq > 0 || pair.high_freq > 0))
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: low_freq_factor and high_freq_factor have no "
+                       "meaning with rope_type \"%s\"", name, c->rope_type);
+    pair.dim = 2;
+    s = tr_rope_freqs_f64(ctx, &freq, &mult, &pair);
+    return s == TR_OK ? s : tr_fail_in(ctx, s, "%s", name);
+}
+
+static tr_status tri_make_rope(tr_ctx *ctx, tr_config *c, const char *name)
+{
+    static const struct { const char *name; tr_rope_kind kind; } kinds[] = {
+        { "default", TR_ROPE_DEFAULT }, { "linear", TR_ROPE_LINEAR }, { "yarn", TR_ROPE_YARN },
+        { "llama3", TR_ROPE_LLAMA3 }, { "dynamic", TR_ROPE_DEFAULT }
+    };
+    tr_rope_cfg *r = &c->rope_cfg;
+    const char *missing = NULL;
+    size_t i = 0, n = sizeof kinds / sizeof kinds[0];
+    if (!c->family->rotates) return TR_OK;
+    while (i < n && strcmp(kinds[i].name, c->rope_type)) i++;
+    if (i == n)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: rope_type \"%s\" is not supported", name,
+                       c->rope_type);
+    r->kind = kinds[i].kind;
+    c->rope_dynamic = !strcmp(c->rope_type, "dynamic");
+    r->dim = c->family->mixer == TR_MIXER_MLA ? c->rope : c->head_dim;
+    if (r->kind != TR_ROPE_DEFAULT && !(r->factor > 0)) missing = "factor";
+    if ((r->kind == TR_ROPE_YARN || r->kind == TR_ROPE_LLAMA3) && !(r->orig > 0))
+        missing = "original_max_position_embeddings";
+    if (r->kind == TR_ROPE_LLAMA3 && !(r->low_freq > 0)) missing = "low_freq_factor";
+    if (r->kind == TR_ROPE_LLAMA3 && !(r->high_freq > 0)) missing = "high_freq_factor";
+    if (c->rope_dynamic && !c->max_pos) missing = "max_position_embeddings";
+    if (missing)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: rope_type \"%s\" needs key \"%s\"", name,
+                       c->rope_type, missing);
+    if (r->kind == TR_ROPE_DEFAULT && !c->rope_dynamic && r->factor > 0)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a rope factor has no meaning with rope_type "
+                       "\"default\"", name);
+    return tri_check_rope(ctx, c, name);
+}
+
+static tr_status tri_make_format(tr_ctx *ctx, tr_config *c, const char *name)
+{
+    if (!c->quant[0]) {
+        c->format = NULL;
+        c->block_rows = c->block_cols = 0;
+        return TR_OK;
+    }
+    c->format = tr_qformat_find(c->family->format);
+    if (!c->quant_blocks.n && c->block_cols) {          /* groups along the row */
+        c->block_rows = 1;
+        return TR_OK;
+    }
+    if (c->quant_blocks.n != 2 || c->quant_blocks.v[0] < 1 || c->quant_blocks.v[1] < 1)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: key \"quantization_config.weight_block_size\" "
+                       "must be two numbers above 0", name);
+    c->block_rows = c->quant_blocks.v[0];
+    c->block_cols = c->quant_blocks.v[1];
+    return TR_OK;
+}
+
+#define TRI_REFUSE(cond, ...) \
+    do { if (cond) return tr_fail(ctx, TR_ERR_FORMAT, __VA_ARGS__); } while (0)
+
+/* Keys that are right alone and wrong together. */
+static tr_status tri_check_config(tr_ctx *ctx, const tr_config *c, const char *name)
+{
+    int mla = c->family->mixer == TR_MIXER_MLA;
+    TRI_REFUSE(c->layers > TRI_MAX_LAYERS || c->mtp > TRI_MAX_LAYERS ||
+               c->vit_layers > TRI_MAX_LAYERS, "%s: more than %d layers", name, TRI_MAX_LAYERS);
+    TRI_REFUSE(c->experts > TRI_MAX_EXPERTS, "%s: %lld experts; at most %d are supported", name,
+               (long long)c->experts, TRI_MAX_EXPERTS);
+    TRI_REFUSE(c->heads % c->kv_heads, "%s: %lld attention heads do not divide among %lld "
+               "key/value heads", name, (long long)c->heads, (long long)c->kv_heads);
+    TRI_REFUSE(mla && c->kv_heads != c->heads, "%s: num_key_value_heads %lld differs from "
+               "num_attention_heads %lld; latent attention has no groups", name,
+               (long long)c->kv_heads, (long long)c->heads);
+    TRI_REFUSE(c->qk_dim && c->qk_dim != c->nope + c->rope, "%s: qk_head_dim %lld is not "
+               "qk_nope_head_dim %lld + qk_rope_head_dim %lld", name, (long long)c->qk_dim,
+               (long long)c->nope, (long long)c->rope);
+    TRI_REFUSE(c->experts && c->experts % c->groups, "%s: %lld experts do not divide into %lld "
+               "groups", name, (long long)c->experts, (long long)c->groups);
+    TRI_REFUSE(c->experts && c->groups > TR_MAX_GROUPS, "%s: %lld expert groups; at most %d are "
+               "supported", name, (long long)c->groups, TR_MAX_GROUPS);
+    TRI_REFUSE(c->experts && c->keep_groups > c->groups, "%s: %lld groups are kept of %lld", name,
+               (long long)c->keep_groups, (long long)c->groups);
+    TRI_REFUSE(c->experts && c->topk > c->experts / c->groups * c->keep_groups,
+               "%s: %lld experts a token are chosen of %lld", name, (long long)c->topk,
+               (long long)(c->experts / c->groups * c->keep_groups));
+    TRI_REFUSE(c->vit_layers && c->vit_out != c->hidden, "%s: vision_config.text_hidden_size %lld "
+               "is not hidden_size %lld", name, (long long)c->vit_out, (long long)c->hidden);
+    TRI_REFUSE(c->vit_layers && c->vit_mm != c->vit_dim, "%s: vision_config.mm_hidden_size %lld is "
+               "not vt_hidden_size %lld", name, (long long)c->vit_mm, (long long)c->vit_dim);
+    TRI_REFUSE(c->vit_layers && c->vit_qkv % c->vit_heads, "%s: vision_config.qkv_hidden_size %lld "
+               "does not divide among %lld heads", name, (long long)c->vit_qkv,
+               (long long)c->vit_heads);
+    TRI_REFUSE(c->vit_layers && c->vit_merge.n != 2, "%s: vision_config.merge_kernel_size must be "
+               "two numbers", name);
+    for (int64_t i = 0; i < c->eos.n; i++)
+        TRI_REFUSE(c->eos.v[i] >= c->vocab, "%s: eos_token_id %lld lies outside the vocabulary of "
+                   "%lld", name, (long long)c->eos.v[i], (long long)c->vocab);
+    return TR_OK;
+}
+
+/* Sizes that follow from others. */
+static tr_status tri_derive(tr_ctx *ctx, tr_config *c, const char *name)
+{
+    for (int64_t i = 0; i < c->family->n_facts; i++)
+        if (c->family->facts[i].field != TR_NO_FIELD)
+            *tri_cfg_num(c, c->family->facts[i].field) = c->family->facts[i].value;
+    if (!c->kv_heads) c->kv_heads = c->heads;
+    if (!c->head_dim && c->family->mixer == TR_MIXER_GQA) {
+        TRI_REFUSE(c->hidden % c->heads, "%s: hidden_size %lld does not divide by "
+                   "num_attention_heads %lld, and head_dim is not given", name,
+                   (long long)c->hidden, (long long)c->heads);
+        c->head_dim = c->hidden / c->heads;
+    }
+    return TR_OK;
+}
+
+void tr_config_free(tr_ctx *ctx, tr_config *c)
+{
+    tr_free(ctx, c->kda_layers.v);
+    tr_free(ctx, c->full_layers.v);
+    tr_free(ctx, c->quant_blocks.v);
+    tr_free(ctx, c->vit_merge.v);
+    tr_free(ctx, c->eos.v);
+    tr_free(ctx, c->layer);
+    tr_free(ctx, c->accepted);
+    tr_free(ctx, c->sets);
+    memset(c, 0, sizeof *c);
+}
+
+static tr_status tri_config_read(tr_ctx *ctx, tr_config *c, const tr_json *j,
+                                 const tr_config_opts *opts)
+{
+    const tr_json_node *type;
+    tri_reader rd;
+    memset(&rd, 0, sizeof rd);
+    if (j->node[0].type != TR_JSON_OBJECT)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a configuration is an object", j->name);
+    type = tr_json_get(j, &j->node[0], "model_type");
+    if (!type || type->type != TR_JSON_STR)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: required key \"model_type\" is missing", j->name);
+    c->family = tri_family_find(tr_json_str(j, type));
+    if (!c->family)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s line %d: model_type \"%.64s\" is not supported",
+                       j->name, type->line, tr_json_str(j, type));
+    rd.ctx = ctx;
+    rd.json = j;
+    rd.c = c;
+    rd.opts = opts;
+    while ((rd.row[rd.n] = tri_key_at(c->family, rd.n)) != NULL) rd.n++;
+    TRI_TRY(tri_read_object(&rd, &j->node[0], ""));
+    TRI_TRY(tri_read_absent(&rd));
+    TRI_TRY(tri_derive(ctx, c, j->name));
+    TRI_TRY(tri_apply_sets(&rd));
+    TRI_TRY(tri_check_config(ctx, c, j->name));
+    TRI_TRY(tri_make_rope(ctx, c, j->name));
+    TRI_TRY(tri_make_format(ctx, c, j->name));
+    return tri_make_layers(ctx, c, j->name);
+}
+
+tr_status tr_config_parse(tr_ctx *ctx, tr_config *out, const char *name, const char *text,
+                          size_t n, const tr_config_opts *opts)
+{
+    tr_json j;
+    tr_sha256 hash;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    TRI_TRY(tr_json_parse(ctx, &j, name, text, n));
+    s = tri_config_read(ctx, out, &j, opts);
+    tr_json_free(&j);
+    tr_sha256_init(&hash);
+    tr_sha256_update(&hash, text, n);
+    if (s == TR_OK) tr_sha256_hex(&hash, out->sha256);
+    else tr_config_free(ctx, out);
+    return s;
+}
+
+tr_status tr_config_load(tr_ctx *ctx, tr_config *out, const char *path,
+                         const tr_config_opts *opts)
+{
+    unsigned char *map = NULL;
+    size_t bytes = 0;
+    char *file = NULL;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    TRI_TRY(tri_concat(ctx, &file, path, tri_os_is_dir(path) ? "/config.json" : "", ""));
+    s = tri_os_map(ctx, file, &map, &bytes);
+    if (s == TR_OK) s = tr_config_parse(ctx, out, file, (const char *)map, bytes, opts);
+    tri_os_unmap(ctx, map, bytes);
+    tr_free(ctx, file);
+    return s;
+}
+
+/* ---- a small config ------------------------------------------------------ */
+
+/* The value that `set` gives a path: the whole path, or its last part, before the =. */
+static const char *tri_set_for(const char *path, const char *const *set, int64_t n)
+{
+    const char *last = strrchr(path, '.');
+    last = last ? last + 1 : path;
+    for (int64_t i = n; i-- > 0;) {
+        const char *eq = strchr(set[i], '=');
+        size_t len = eq ? (size_t)(eq - set[i]) : 0;
+        if (eq && (tri_is(path, set[i], len) || tri_is(last, set[i], len))) return eq + 1;
+    }
+    return NULL;
+}
+
+static const tri_key *tri_key_find(const tr_family *f, const char *path)
+{
+    const tri_key *k;
+    for (int i = 0; (k = tri_key_at(f, i)) != NULL; i++)
+        if (k->cls != TRI_INERT && !strcmp(k->path, path)) return k;
+    return NULL;
+}
+
+/* Every fourth layer and the last one attend fully, the rest by the delta rule. */
+static void tri_put_layer_list(tri_text *out, int64_t layers, int full)
+{
+    const char *sep = "";
+    tri_text_add(out, "[");
+    for (int64_t l = 1; l <= layers; l++)
+        if ((l % 4 == 0 || l == layers) == full) {
+            tri_text_add(out, "%s%lld", sep, (long long)l);
+            sep = ", ";
+        }
+    tri_text_add(out, "]");
+}
+
+static void tri_put_tiny(tri_text *out, const tr_family *f, const tri_key *k,
+                         const char *const *set, int64_t n)
+{
+    const char *v = tri_set_for(k->path, set, n);
+    for (int hop = 0; !v && hop < 4; hop++) {
+        v = k->tiny;
+        if (v[0] != '=') break;
+        k = tri_key_find(f, v + 1);
+        v = tri_set_for(k->path, set, n);
+    }
+    if (v[0] == '@') {
+        const char *path = !strncmp(k->path, "text_config.", 12) ? "text_config.num_hidden_layers"
+                                                                 : "num_hidden_layers";
+        const char *layers = tri_set_for(path, set, n);
+        tri_put_layer_list(out, strtoll(layers ? layers : tri_key_find(f, path)->tiny, NULL, 10),
+                           !strcmp(v, "@full"));
+    } else if (k->type == TRI_STRING && v[0] != '"' && strcmp(v, "null")) {
+        tri_text_add(out, "\"%s\"", v);
+    } else {
+        tri_text_add(out, "%s", v);
+    }
+}
+
+/* A new line, indented for a member of the object `at`. */
+static void tri_text_line(tri_text *out, const char *at)
+{
+    tri_text_add(out, "\n  ");
+    for (const char *c = at; *c; c++)
+        if (c == at || *c == '.') tri_text_add(out, "  ");
+}
+
+/* Closes and opens objects so that the next key can be written at `path`. */
+static void tri_walk_to(tri_text *out, char *at, size_t at_bytes, const char *path, int *first)
+{
+    const char *dot = strrchr(path, '.');
+    size_t want = dot ? (size_t)(dot - path) : 0;
+    for (;;) {                                      /* up, until `at` is a prefix */
+        size_t n = strlen(at);
+        char *up;
+        if (n <= want && !strncmp(at, path, n) && (n == 0 || n == want || path[n] == '.')) break;
+        up = strrchr(at, '.');
+        *(up ? up : at) = 0;
+        tri_text_line(out, at);
+        tri_text_add(out, "}");
+        *first = 0;
+    }
+    while (strlen(at) < want) {                     /* down */
+        size_t n = strlen(at), begin = n ? n + 1 : 0, end = begin + strcspn(path + begin, ".");
+        if (!*first) tri_text_add(out, ",");
+        tri_text_line(out, at);
+        tri_text_add(out, "\"%.*s\": {", (int)(end - begin), path + begin);
+        snprintf(at, at_bytes, "%.*s", (int)end, path);
+        *first = 1;
+    }
+}
+
+static tr_status tri_check_sets(tr_ctx *ctx, const tr_family *f, const char *const *set, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const char *eq = strchr(set[i], '=');
+        const tri_key *k;
+        int known = 0;
+        if (!eq || !eq[1])
+            return tr_fail(ctx, TR_ERR_ARG, "\"%s\": a key is set as KEY=VALUE", set[i]);
+        for (int at = 0; !known && (k = tri_key_at(f, at)) != NULL; at++)
+            known = k->cls != TRI_INERT && tri_set_for(k->path, set + i, 1) != NULL;
+        if (!known)
+            return tr_fail(ctx, TR_ERR_ARG, "\"%.*s\" is no key of %s", (int)(eq - set[i]), set[i],
+                           f->name);
+    }
+    return TR_OK;
+}
+
+tr_status tr_config_tiny(tr_ctx *ctx, char **json, const char *family,
+                         const char *const *set, int64_t n_set)
+{
+    const tr_family *f = tri_family_find(family);
+    const tri_key *k;
+    char at[256] = "", root[] = "x";
+    int first = 1;
+    tri_text out = tri_text_begin(ctx);
+    *json = NULL;
+    if (!f) return tr_fail(ctx, TR_ERR_UNSUPPORTED, "family \"%.64s\" is not supported", family);
+    TRI_TRY(tri_check_sets(ctx, f, set, n_set));
+    tri_text_add(&out, "{");
+    for (int i = 0; (k = tri_key_at(f, i)) != NULL; i++) {
+        const char *last = strrchr(k->path, '.');
+        if (k->cls == TRI_INERT || (!k->tiny && !tri_set_for(k->path, set, n_set))) continue;
+        if (k->cls == TRI_ALIAS && !k->tiny) continue;
+        tri_walk_to(&out, at, sizeof at, k->path, &first);
+        if (!first) tri_text_add(&out, ",");
+        tri_text_line(&out, at);
+        tri_text_add(&out, "\"%s\": ", last ? last + 1 : k->path);
+        tri_put_tiny(&out, f, k, set, n_set);
+        first = 0;
+    }
+    tri_walk_to(&out, at, sizeof at, root, &first);
+    tri_text_add(&out, "\n}\n");
+    return tri_text_end(&out, json);
+}
+
+/* ---- the tensors that a config asks for ---------------------------------- */
+
+typedef struct tri_scope { const tr_config *c; int64_t layer; tr_layer_cfg kind; } tri_scope;
+
+static const struct { const char *name; size_t field; } tri_vars[] = {
+    { "vocab", TRI_F(vocab) }, { "hidden", TRI_F(hidden) }, { "heads", TRI_F(heads) },
+    { "kv_heads", TRI_F(kv_heads) }, { "head_dim", TRI_F(head_dim) }, { "v_dim", TRI_F(v_dim) },
+    { "q_lora", TRI_F(q_lora) }, { "kv_lora", TRI_F(kv_lora) }, { "nope", TRI_F(nope) },
+    { "rope", TRI_F(rope) }, { "kda_heads", TRI_F(kda_heads) }, { "kda_dim", TRI_F(kda_dim) },
+    { "conv", TRI_F(conv) }, { "ffn", TRI_F(ffn) }, { "moe_ffn", TRI_F(moe_ffn) },
+    { "experts", TRI_F(experts) }, { "shared", TRI_F(shared) }, { "latent", TRI_F(latent) },
+    { "tie", TRI_F(tie) }, { "attn_bias", TRI_F(attn_bias) }, { "mlp_bias", TRI_F(mlp_bias) },
+    { "out_gate", TRI_F(out_gate) }, { "vit_layers", TRI_F(vit_layers) },
+    { "vit_dim", TRI_F(vit_dim) }, { "vit_qkv", TRI_F(vit_qkv) }, { "vit_ffn", TRI_F(vit_ffn) },
+    { "vit_patch", TRI_F(vit_patch) }, { "vit_pos_h", TRI_F(vit_pos_h) },
+    { "vit_pos_w", TRI_F(vit_pos_w) }, { "vit_out", TRI_F(vit_out) }
+};
+
+#define TRI_MAX_ELEMENTS ((int64_t)1 << 40)     /* of one tensor; what is larger is absurd */
+
+/* Numbers of a table, >= 0, that stick at TRI_MAX_ELEMENTS + 1 instead of overflowing. */
+static int64_t tri_table_mul(int64_t a, int64_t b)
+{
+    return a && b > TRI_MAX_ELEMENTS / a ? TRI_MAX_ELEMENTS + 1 : a * b;
+}
+
+static int64_t tri_table_add(int64_t a, int64_t b)
+{
+    return a > TRI_MAX_ELEMENTS || b > TRI_MAX_ELEMENTS ? TRI_MAX_ELEMENTS + 1 : a + b;
+}
+
+static int64_t tri_var(const tri_scope *s, const char *name, size_t n)
+{
+    static const char *const mixers[] = { "gqa", "mla", "kda" };
+    static const char *const ffns[] = { "dense", "moe" };
+    const tr_config *c = s->c;
+    int64_t v = 0;
+    for (size_t i = 0; i < sizeof tri_vars / sizeof tri_vars[0]; i++)
+        if (tri_is(tri_vars[i].name, name, n)) {
+            memcpy(&v, (const char *)c + tri_vars[i].field, sizeof v);
+            return v;
+        }
+    for (int i = 0; i < 3; i++)
+        if (tri_is(mixers[i], name, n)) return (int)s->kind.mixer == i;
+    for (int i = 0; i < 2; i++)
+        if (tri_is(ffns[i], name, n)) return (int)s->kind.ffn == i;
+    if (tri_is("a_log", name, n)) {
+        int64_t pad = c->a_log_pad >= 1 ? (int64_t)c->a_log_pad : 1;
+        return (c->kda_heads + pad - 1) / pad * pad;
+    }
+    if (tri_is("vit_merged", name, n))
+        return tri_table_mul(c->vit_dim, tri_table_mul(c->vit_merge.v[0], c->vit_merge.v[1]));
+    TR_ASSERT(!"a table names a size that does not exist");
+    return 0;
+}
+
+/* sum of products of names, numbers, !x and (sums) */
+static int64_t tri_eval(const tri_scope *s, const char **p)
+{
+    int64_t sum = 0, prod = 1;
+    for (;;) {
+        int64_t v;
+        int no = 0;
+        while (**p == '!') { no = !no; ++*p; }
+        if (**p == '(') {
+            ++*p;
+            v = tri_eval(s, p);
+            ++*p;                                   /* the closing one */
+        } else if (**p >= '0' && **p <= '9') {
+            v = *(*p)++ - '0';
+        } else {
+            size_t n = strspn(*p, "abcdefghijklmnopqrstuvwxyz_");
+            v = tri_var(s, *p, n);
+            *p += n;
+        }
+        prod = tri_table_mul(prod, no ? !v : v);
+        if (**p == '*') { ++*p; continue; }
+        sum = tri_table_add(sum, prod);
+        prod = 1;
+        if (**p != '+') return sum;
+        ++*p;
+    }
+}
+
+/* pattern with {e} or {b} replaced by i, behind a prefix. */
+static void tri_name(char *out, size_t bytes, const char *prefix, const char *pattern, int64_t i)
+{
+    const char *hole = strchr(pattern, '{');
+    if (!hole) snprintf(out, bytes, "%s%s", prefix, pattern);
+    else snprintf(out, bytes, "%s%.*s%lld%s", prefix, (int)(hole - pattern), pattern, (long long)i,
+                  hole + 3);
+}
+
+typedef struct tri_each {
+    tr_ctx *ctx;
+    const tr_config *c;
+    tr_expected_fn fn;
+    void *user;
+} tri_each;
+
+static tr_status tri_each_row(const tri_each *w, const tri_scope *s, const tr_weight_spec *spec,
+                              const char *prefix, int64_t expert, int optional)
+{
+    char name[256], stem[256];
+    const char *p = spec->when;
+    const tr_family *f = w->c->family;
+    tr_expected e;
+    size_t n;
+    if (!tri_eval(s, &p)) return TR_OK;
+    memset(&e, 0, sizeof e);
+    tri_name(name, sizeof name, prefix, spec->name, expert);
+    snprintf(stem, sizeof stem, "%s", name);
+    n = strlen(stem);
+    if (n > 7 && !strcmp(stem + n - 7, ".weight")) stem[n - 7] = 0;
+    e.spec = spec;
+    e.name = name;
+    e.stem = stem;
+    e.layer = s->layer;
+    e.expert = spec->where == TR_AT_EXPERT ? expert : -1;
+    e.optional = optional;
+    e.params = 1;
+    for (p = spec->shape; *p; p += *p == ' ') {
+        e.shape[e.rank] = tri_eval(s, &p);
+        e.params = tri_table_mul(e.params, e.shape[e.rank++]);
+    }
+    if (e.params > TRI_MAX_ELEMENTS)
+        return tr_fail(w->ctx, TR_ERR_RANGE, "%s would have more than 2^40 elements", name);
+    if (spec->store == TR_STORE_QUANT && w->c->format &&
+        (!f->quant_experts_only || spec->where == TR_AT_EXPERT)) e.format = w->c->format;
+    return w->fn(w->user, w->ctx, &e);
+}
+
+/* All rows of one table that belong to a layer; experts in the outer loop. */
+static tr_status tri_each_layer_table(const tri_each *w, const tri_scope *s,
+                                      const tr_weight_spec *t, const char *prefix, int mtp)
+{
+    for (; t->name; t++) {
+        const tr_weight_spec *end = t;
+        if (t->where == TR_AT_MTP && !mtp) continue;
+        if (t->where != TR_AT_EXPERT) {
+            TRI_TRY(tri_each_row(w, s, t, prefix, 0, mtp));
+            continue;
+        }
+        while (end->name && end->where == TR_AT_EXPERT) end++;
+        for (int64_t e = 0; s->kind.ffn == TR_FFN_MOE && e < w->c->experts; e++)
+            for (const tr_weight_spec *x = t; x < end; x++)
+                TRI_TRY(tri_each_row(w, s, x, prefix, e, mtp));
+        t = end - 1;
+    }
+    return TR_OK;
+}
+
+static int tri_is_layer_table(const tr_weight_spec *t)
+{
+    return t && (t->where == TR_AT_LAYER || t->where == TR_AT_EXPERT || t->where == TR_AT_MTP);
+}
+
+tr_status tr_config_each(tr_ctx *ctx, const tr_config *c, tr_expected_fn fn, void *user)
+{
+    const tr_weight_spec *const *t = c->family->weights;
+    char prefix[128];
+    tri_each w;
+    tri_scope s;
+    w.ctx = ctx; w.c = c; w.fn = fn; w.user = user;
+    memset(&s, 0, sizeof s);
+    s.c = c;
+    for (; *t; t++) {
+        int layered = tri_is_layer_table(*t);
+        int64_t n = layered ? c->layers + c->mtp : (*t)->where == TR_AT_BLOCK ? c->vit_layers : 1;
+        const tr_weight_spec *const *end = t + 1;
+        while (layered && tri_is_layer_table(*end)) end++;
+        for (int64_t l = 0; l < n; l++) {
+            int mtp = layered && l >= c->layers;
+            s.layer = layered ? l : -1;
+            snprintf(prefix, sizeof prefix, "%smodel.layers.%lld.", c->family->prefix,
+                     (long long)l);
+            if (layered && !mtp) s.kind = c->layer[l];
+            if (mtp) { s.kind.mixer = c->family->mixer; s.kind.ffn = TR_FFN_MOE; }
+            for (const tr_weight_spec *const *u = t; u < end; u++)
+                if (layered) {
+                    TRI_TRY(tri_each_layer_table(&w, &s, *u, prefix, mtp));
+                } else {
+                    for (const tr_weight_spec *x = *u; x->name; x++)
+                        TRI_TRY(tri_each_row(&w, &s, x, x->where == TR_AT_MODEL ? c->family->prefix
+                                                                                : "", l, 0));
+                }
+        }
+        t = end - 1;
+    }
+    return TR_OK;
+}
+
+static int tri_must_be_f32(const tr_expected *e)
+{
+    return e->spec->store == TR_STORE_VECTOR_F32 || e->spec->store == TR_STORE_PADDED_F32;
+}
+
+tr_status tr_expected_stored(tr_ctx *ctx, const tr_config *c, const tr_expected *e,
+                             const tr_qformat *f, tr_stored out[2], int *n)
+{
+    size_t q_bytes, s_bytes;
+    tr_status s;
+    memset(out, 0, 2 * sizeof *out);
+    *n = 1;
+    snprintf(out[0].name, sizeof out[0].name, "%s", e->name);
+    out[0].rank = e->rank;
+    memcpy(out[0].shape, e->shape, sizeof e->shape);
+    if (!f || !f->scaled) {
+        out[0].dtype = f ? f->q : tri_must_be_f32(e) ? TR_F32 : TR_BF16;
+        return TR_OK;
+    }
+    s = tr_qformat_bytes(ctx, f, e->shape[0], e->shape[1], c->block_rows, c->block_cols, &q_bytes,
+                         &s_bytes);
+    if (s != TR_OK) return tr_fail_in(ctx, s, "%s", e->name);
+    *n = 2;
+    snprintf(out[0].name, sizeof out[0].name, "%s.%s", e->stem, f->q_suffix);
+    out[0].dtype = f->q_file;
+    out[0].shape[1] /= f->per_byte;
+    snprintf(out[1].name, sizeof out[1].name, "%s.%s", e->stem, f->s_suffix);
+    out[1].dtype = f->s_file;
+    out[1].rank = 2;
+    out[1].shape[0] = tri_blocks(e->shape[0], c->block_rows);
+    out[1].shape[1] = tri_blocks(e->shape[1], c->block_cols);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 31. Golden outputs {golden}
  *
  * A golden is the taps of a whole prompt under their names, in the order in which the model first

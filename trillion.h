@@ -7844,6 +7844,1885 @@ tr_status tr_expected_stored(tr_ctx *ctx, const tr_config *c, const tr_expected 
 }
 
 /* ============================================================================
+ * 26. State {state}
+ *
+ *     latent            [B, capacity, R + Dr]    latent attention          grows by a row a token
+ *     k, v              [B, capacity, G, Dk]     grouped-query attention   grows by a row a token
+ *     conv_q, _k, _v    [B, C, J-1]              delta rule                overwritten
+ *     delta             [B, H, V, K]             delta rule                overwritten
+ *
+ * One block for all layers and sequences, placed in two passes over the same rows: measure, then
+ * cut. To rewind what grows is to forget rows: they stay behind the length and are never read. A
+ * fading matrix cannot be run backwards, so what is overwritten is copied by a mark.
+ *
+ * Traps. A call that failed half-way has written some layers and not others; a length alone would
+ * not show it, hence `spoilt`. A mark is of one state and cannot bring back tokens that came after
+ * it.
+ * ========================================================================= */
+
+/* One row a kind: its name in taps, and whether it grows by a row a token or is overwritten. */
+static const struct { const char *name; int grows; } tri_state_kinds[TR_STATE_KIND_COUNT] = {
+    { "mla_latent", 1 }, { "k", 1 }, { "v", 1 },
+    { "conv_q", 0 }, { "conv_k", 0 }, { "conv_v", 0 }, { "kda_recurrent", 0 }
+};
+
+/* Shape of kind k in a layer, [B, ..]; rank 0 if the layer has none. */
+static tr_view tri_state_shape(const tr_config *c, tr_mixer_kind mixer, tr_state_kind k,
+                               int64_t B, int64_t capacity, tr_dtype t)
+{
+    int64_t channels = c->kda_heads * c->kda_dim;
+    switch (k) {
+    case TR_STATE_LATENT:
+        if (mixer != TR_MIXER_MLA) break;
+        return tr_view3(NULL, t, B, capacity, c->kv_lora + c->rope);
+    case TR_STATE_K: case TR_STATE_V:
+        if (mixer != TR_MIXER_GQA) break;
+        return tr_view4(NULL, t, B, capacity, c->kv_heads, c->head_dim);
+    case TR_STATE_CONV_Q: case TR_STATE_CONV_K: case TR_STATE_CONV_V:
+        if (mixer != TR_MIXER_KDA) break;
+        return tr_view3(NULL, t, B, channels, c->conv - 1);
+    case TR_STATE_DELTA:
+        if (mixer != TR_MIXER_KDA) break;
+        return tr_view4(NULL, t, B, c->kda_heads, c->kda_dim, c->kda_dim);
+    case TR_STATE_KIND_COUNT: break;
+    }
+    return tr_view_none();
+}
+
+static tr_status tri_view_bytes(tr_ctx *ctx, tr_view v, size_t *out)
+{
+    *out = (size_t)tr_dtype_get(v.dtype)->bits / 8;
+    for (int k = 0; k < v.rank; k++) TRI_TRY(tr_size_mul(ctx, out, *out, (size_t)v.shape[k]));
+    return TR_OK;
+}
+
+tr_status tr_state_new(tr_ctx *ctx, tr_state *s, const tr_config *c, int64_t first,
+                       int64_t layers, int64_t B, int64_t capacity, tr_dtype t, int dry)
+{
+    void *p;
+    tr_status st;
+    memset(s, 0, sizeof *s);
+    s->ctx = ctx;
+    s->B = B;
+    s->capacity = capacity;
+    s->first = first;
+    s->layers = layers;
+    s->dtype = t;
+    if ((st = tri_alloc_n(ctx, &p, B, sizeof *s->len)) != TR_OK) goto fail;
+    s->len = (int64_t *)p;
+    if ((st = tri_alloc_n(ctx, &p, layers * TR_STATE_KIND_COUNT, sizeof *s->slot)) != TR_OK)
+        goto fail;
+    s->slot = (tr_view *)p;
+    for (int pass = 0; pass < 2; pass++) {          /* count, then place */
+        size_t at = 0;
+        for (int64_t i = 0; i < layers * TR_STATE_KIND_COUNT; i++) {
+            size_t bytes;
+            s->slot[i] = tri_state_shape(c, c->layer[first + i / TR_STATE_KIND_COUNT].mixer,
+                                         (tr_state_kind)(i % TR_STATE_KIND_COUNT), B, capacity, t);
+            if (!s->slot[i].rank) continue;
+            if ((st = tri_view_bytes(ctx, s->slot[i], &bytes)) != TR_OK) goto fail;
+            if (s->block) s->slot[i].data = (unsigned char *)s->block + at;
+            if ((st = tr_size_add(ctx, &at, at, bytes)) != TR_OK) goto fail;
+        }
+        s->bytes = at;
+        if (dry) break;
+        if (pass == 0 && (st = tr_alloc(ctx, &s->block, at)) != TR_OK) goto fail;
+    }
+    return TR_OK;
+fail:
+    tr_state_free(s);
+    return st;
+}
+
+void tr_state_free(tr_state *s)
+{
+    if (!s->ctx) return;
+    tr_free(s->ctx, s->len);
+    tr_free(s->ctx, s->slot);
+    tr_free(s->ctx, s->block);
+    memset(s, 0, sizeof *s);
+}
+
+void tr_state_reset(tr_state *s)
+{
+    if (s->block) memset(s->block, 0, s->bytes);
+    s->spoilt = 0;
+    memset(s->len, 0, (size_t)s->B * sizeof *s->len);
+}
+
+tr_view tr_state_slot(const tr_state *s, int64_t layer, tr_state_kind k, int64_t seq)
+{
+    tr_view v = s->slot[(layer - s->first) * TR_STATE_KIND_COUNT + (int)k];
+    return v.rank ? tr_view_at(v, seq) : v;
+}
+
+/* Bytes of slot i that a mark must keep: none where there is no memory or it only grows. */
+static size_t tri_mark_bytes(const tr_state *s, int64_t i)
+{
+    if (!s->slot[i].rank || tri_state_kinds[i % TR_STATE_KIND_COUNT].grows) return 0;
+    return (size_t)tr_view_numel(s->slot[i]) * (size_t)tr_dtype_get(s->dtype)->bits / 8;
+}
+
+/* Copies what is overwritten: to the mark (save) or back from it. */
+static void tri_state_copy(tr_state *s, const tr_mark *m, int save)
+{
+    unsigned char *at = (unsigned char *)m->copy;
+    for (int64_t i = 0; i < s->layers * TR_STATE_KIND_COUNT; i++) {
+        size_t n = tri_mark_bytes(s, i);
+        if (!at || !n) continue;
+        if (save) memcpy(at, s->slot[i].data, n);
+        else memcpy(s->slot[i].data, at, n);
+        at += n;
+    }
+}
+
+tr_status tr_state_mark(tr_state *s, tr_mark *m)
+{
+    void *p;
+    memset(m, 0, sizeof *m);
+    for (int64_t i = 0; i < s->layers * TR_STATE_KIND_COUNT; i++) m->bytes += tri_mark_bytes(s, i);
+    TRI_TRY(tri_alloc_n(s->ctx, &p, s->B, sizeof *m->len));
+    m->len = (int64_t *)p;
+    if (tr_alloc(s->ctx, &m->copy, m->bytes) != TR_OK) {
+        tr_mark_free(s, m);
+        return TR_ERR_MEMORY;
+    }
+    memcpy(m->len, s->len, (size_t)s->B * sizeof *m->len);
+    tri_state_copy(s, m, 1);
+    return TR_OK;
+}
+
+tr_status tr_state_rewind(tr_state *s, const tr_mark *m)
+{
+    for (int64_t b = 0; b < s->B; b++)
+        if (s->len[b] < m->len[b])
+            return tr_fail(s->ctx, TR_ERR_ARG, "rewind: sequence %lld holds %lld tokens and cannot "
+                           "go back to %lld", (long long)b, (long long)s->len[b],
+                           (long long)m->len[b]);
+    memcpy(s->len, m->len, (size_t)s->B * sizeof *m->len);
+    tri_state_copy(s, m, 0);
+    s->spoilt = 0;
+    return TR_OK;
+}
+
+void tr_mark_free(tr_state *s, tr_mark *m)
+{
+    tr_free(s->ctx, m->len);
+    tr_free(s->ctx, m->copy);
+    memset(m, 0, sizeof *m);
+}
+
+/* ============================================================================
+ * 28. The model {model}
+ *
+ * Takes a folder and gives a model: every tensor that the tables ask for is found, held against its
+ * shape and type, and bound to its role in its layer. Large weights stay where the file has them;
+ * small vectors are widened once into a block of the model's own. A run adds what changes (state,
+ * workspace) and is the only thing that a forward writes to. Three parts: binding; the sublayers
+ * and the one function that all layers pass through; the run, measured by a walk with the dry table
+ * before a byte of workspace is taken.
+ *
+ * Scratch comes from the run's arena. A sublayer pushes what it needs, and the layer gives it all
+ * back.
+ *
+ * Traps. The format of a weight is what its file holds; that the config announces another is an
+ * error, not a hint. A weight is looked through for NaN before its first use and not when it is
+ * bound: a checkpoint of 1.5 TB would be read to open it. A name in the folder that no table knows
+ * is an error too, as a sublayer that was forgotten would leave just that behind.
+ * ========================================================================= */
+
+/* ---- binding tensors ----
+ *
+ * From a row of a table to a weight; names are made and looked up, never parsed:
+ *     tr_config_each -> tri_each_row (name, shape) -> tri_bind -> tri_find_stored, tri_check_stored
+ *     -> ly->vec[id] | ly->w[id] | ly->expert[k][e];  what no row asked for: tri_check_bound */
+
+typedef struct tri_binder {
+    tr_model *m;
+    size_t    vector_at;                /* bytes of m->vectors given out */
+    int64_t   missing, optional, optional_here;
+    int64_t   tails;                    /* padded tensors whose unused rest is not zero */
+    int64_t   left_out;                 /* optional ones that are not here */
+    char      first_missing[256], first_left_out[256], first_tail[256];
+} tri_binder;
+
+/* Where e goes, or NULL if the engine does not use it or it is not in the open part. */
+static tr_layer *tri_layer_of(tr_model *m, const tr_expected *e)
+{
+    if (e->spec->id == TR_W_NONE || e->optional) return NULL;
+    if (e->layer < 0) return &m->top;
+    if (e->layer < m->first || e->layer >= m->first + m->layers) return NULL;
+    return &m->layer[e->layer - m->first];
+}
+
+static int tri_is_vector(const tr_expected *e)
+{
+    return e->spec->store == TR_STORE_VECTOR || tri_must_be_f32(e);
+}
+
+/* A scaled format under which e is in the file: *q elements, *s scales. NULL: none. */
+static const tr_qformat *tri_find_scaled(const tr_shards *sh, const tr_expected *e,
+                                         tr_st_entry **q, tr_st_entry **s, char scales[256])
+{
+    char name[256];
+    for (int i = 0; i < TR_FORMAT_COUNT; i++) {
+        const tr_qformat *f = tr_qformat_get((tr_format)i);
+        if (!f->scaled) continue;
+        snprintf(name, sizeof name, "%.200s.%s", e->stem, f->q_suffix);
+        *q = tri_shards_get(sh, name);
+        if (!*q || (*q)->view.dtype != f->q_file) continue;
+        snprintf(scales, 256, "%.200s.%s", e->stem, f->s_suffix);
+        *s = tri_shards_get(sh, scales);
+        return f;
+    }
+    return NULL;
+}
+
+/* The tensors in which e is stored, decided by what is in the file and then held against the
+ * config. *q NULL: missing. *f is the format, plain ones too. */
+static tr_status tri_find_stored(tr_ctx *ctx, const tr_model *m, const tr_expected *e,
+                                 const tr_qformat **f, tr_st_entry **q, tr_st_entry **s)
+{
+    char scales[256];
+    int linear = !tri_is_vector(e) && e->spec->id != TR_W_NONE;
+    *s = NULL;
+    *f = e->rank == 2 && linear ? tri_find_scaled(&m->shards, e, q, s, scales) : NULL;
+    if (*f) {
+        if (*f != m->cfg.format)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: stored as %s, which the config's "
+                           "quantization_config does not announce", (*q)->name, (*f)->name);
+        if (!*s)
+            return tr_fail(ctx, TR_ERR_MISSING, "%s: its scales \"%s\" are missing", (*q)->name,
+                           scales);
+        return TR_OK;
+    }
+    *s = NULL;
+    *q = tri_shards_get(&m->shards, e->name);
+    if (!*q) return TR_OK;
+    *f = tr_qformat_plain((*q)->view.dtype);
+    if (!*f)
+        return tr_fail(ctx, TR_ERR_DTYPE, "%s: element type %s without scales is not supported",
+                       e->name, tr_dtype_get((*q)->view.dtype)->name);
+    return TR_OK;
+}
+
+static tr_status tri_check_stored(tr_ctx *ctx, const tr_model *m, const tr_expected *e,
+                                  const tr_qformat *f, const tr_st_entry *q, const tr_st_entry *s)
+{
+    tr_stored want[2];
+    char a[96], w[96];
+    int n;
+    TRI_TRY(tr_expected_stored(ctx, &m->cfg, e, f, want, &n));
+    for (int i = 0; i < n; i++) {
+        const tr_st_entry *t = i ? s : q;
+        tr_view v = tr_view_of(NULL, want[i].dtype, want[i].rank, want[i].shape);
+        if (tri_must_be_f32(e)) v.dtype = TR_F32;
+        if (t->view.dtype != v.dtype)
+            return tr_fail(ctx, TR_ERR_DTYPE, "%s: stored as %s, must be %s", t->name,
+                           tr_dtype_get(t->view.dtype)->name, tr_dtype_get(v.dtype)->name);
+        if (e->spec->store == TR_STORE_PADDED_F32 && t->view.rank == 1) {
+            if (t->view.shape[0] >= m->cfg.kda_heads) continue;
+            return tr_fail(ctx, TR_ERR_SHAPE, "%s: holds %lld values, fewer than the %lld heads",
+                           t->name, (long long)t->view.shape[0], (long long)m->cfg.kda_heads);
+        }
+        if (!tr_view_same_shape(t->view, v))
+            return tr_fail(ctx, TR_ERR_SHAPE, "%s: stored as %s, the config asks for %s", t->name,
+                           tr_view_str(t->view, a), tr_view_str(v, w));
+    }
+    return TR_OK;
+}
+
+/* The shape of e without a 1 before its last dimension: [1, D] is [D], [C, 1, J] is [C, J]. */
+static tr_view tri_squeeze(void *data, const tr_expected *e)
+{
+    int64_t shape[TR_MAX_RANK];
+    int rank = 0;
+    for (int k = 0; k < e->rank; k++)
+        if (k != e->rank - 2 || e->shape[k] != 1) shape[rank++] = e->shape[k];
+    return tr_view_of(data, TR_F64, rank, shape);
+}
+
+/* Widens a vector into the model's own memory; every value must be finite. Without that memory
+ * yet (first pass, plans) it only counts. */
+static tr_status tri_bind_vector(tri_binder *b, tr_ctx *ctx, const tr_expected *e, tr_layer *ly,
+                                 const tr_st_entry *q)
+{
+    int padded = e->spec->store == TR_STORE_PADDED_F32;
+    int64_t n = padded ? b->m->cfg.kda_heads : e->params;
+    void *at = b->m->vectors ? (unsigned char *)b->m->vectors + b->vector_at : NULL;
+    double *y = (double *)at;
+    b->vector_at += ((size_t)n * sizeof *y + TRI_ALIGN - 1) / TRI_ALIGN * TRI_ALIGN;
+    ly->vec[e->spec->id] = padded ? tr_view1(y, TR_F64, n) : tri_squeeze(y, e);
+    ly->spec[e->spec->id] = e->spec;
+    if (!y) return TR_OK;
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = tr_get_f64(q->view.data, q->view.dtype, i);
+        if (!isfinite(y[i]))
+            return tr_fail(ctx, TR_ERR_NOT_FINITE, "%s: element %lld is %g", q->name, (long long)i,
+                           y[i]);
+    }
+    for (int64_t i = n; i < tr_view_numel(q->view); i++)
+        if (tr_get_f64(q->view.data, q->view.dtype, i) != 0) {
+            if (!b->tails++) snprintf(b->first_tail, sizeof b->first_tail, "%s", q->name);
+            break;
+        }
+    return TR_OK;
+}
+
+static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *e, tr_layer *ly,
+                                 const tr_qformat *f, const tr_st_entry *q, const tr_st_entry *s)
+{
+    int id = (int)e->spec->id;
+    tr_weight *w = &ly->w[id];
+    const tr_config *c = &b->m->cfg;
+    if (e->spec->where == TR_AT_EXPERT) {
+        tr_weight **list = &ly->expert[id - TR_W_EXPERT_GATE];
+        if (!*list) {
+            void *p;
+            TRI_TRY(tri_alloc_n(ctx, &p, c->experts, sizeof **list));
+            *list = (tr_weight *)p;
+        }
+        w = &(*list)[e->expert];
+    }
+    ly->spec[id] = e->spec;
+    return tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
+                        s ? s->view.data : NULL, e->shape[0], e->shape[1], c->block_rows,
+                        c->block_cols);
+}
+
+/* Called for every tensor that the config asks for. */
+static tr_status tri_bind(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    tri_binder *b = (tri_binder *)user;
+    tr_layer *ly = tri_layer_of(b->m, e);
+    const tr_qformat *f = e->format ? e->format : tr_qformat_get(TR_FMT_BF16);
+    tr_st_entry *q = NULL, *s = NULL;
+    if (e->optional) b->optional++;
+    if (!b->m->dry) {
+        TRI_TRY(tri_find_stored(ctx, b->m, e, &f, &q, &s));
+        if (!q) {
+            int64_t *n = e->optional ? &b->left_out : &b->missing;
+            if (!(*n)++) snprintf(e->optional ? b->first_left_out : b->first_missing,
+                                  sizeof b->first_missing, "%s", e->name);
+            return TR_OK;
+        }
+        TRI_TRY(tri_check_stored(ctx, b->m, e, f, q, s));
+        q->used = 1;
+        if (s) s->used = 1;
+        if (e->optional) b->optional_here++;
+    }
+    if (!ly) return TR_OK;
+    return tri_is_vector(e) ? tri_bind_vector(b, ctx, e, ly, q)
+                            : tri_bind_linear(b, ctx, e, ly, f, q, s);
+}
+
+/* A tied model may still carry its head, if it is the embedding again. */
+static tr_status tri_check_tied_head(tr_ctx *ctx, tr_model *m)
+{
+    char name[256];
+    tr_st_entry *head, *embed;
+    snprintf(name, sizeof name, "%slm_head.weight", m->cfg.family->prefix);
+    head = tri_shards_get(&m->shards, name);
+    if (!m->cfg.tie || !head) return TR_OK;
+    snprintf(name, sizeof name, "%s%s", m->cfg.family->prefix, m->top.spec[TR_W_EMBED]->name);
+    embed = tri_shards_get(&m->shards, name);
+    if (!embed || !tr_view_same_shape(head->view, embed->view) ||
+        head->view.dtype != embed->view.dtype ||
+        memcmp(head->view.data, embed->view.data, head->bytes))
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: differs from %s, but the config ties them",
+                       head->name, name);
+    head->used = 1;
+    return TR_OK;
+}
+
+static tr_status tri_check_bound(tr_ctx *ctx, const tri_binder *b)
+{
+    const tr_shards *sh = &b->m->shards;
+    int64_t unknown = 0, first = -1;
+    for (int64_t i = 0; i < sh->n; i++)
+        if (!sh->entry[i]->used && unknown++ == 0) first = i;
+    if (b->missing || unknown)
+        return tr_fail(ctx, b->missing ? TR_ERR_MISSING : TR_ERR_FORMAT,
+                       "%s: %lld tensors that the config asks for are missing%s%s%s and %lld "
+                       "tensors are unused%s%s%s", sh->dir, (long long)b->missing,
+                       b->missing ? " (first: " : "", b->missing ? b->first_missing : "",
+                       b->missing ? ")" : "", (long long)unknown, unknown ? " (first: " : "",
+                       unknown ? sh->entry[first]->name : "", unknown ? ")" : "");
+    if (b->optional_here && b->optional_here < b->optional)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: the config announces prediction modules; only "
+                       "%lld of their %lld tensors are here (first missing: %s)", sh->dir,
+                       (long long)b->optional_here, (long long)b->optional, b->first_left_out);
+    if (b->optional && !b->optional_here)
+        tr_warn(ctx, "%s: the config announces prediction modules; none is shipped", sh->dir);
+    return TR_OK;
+}
+
+/* Two passes over the tables: find and count, then widen the vectors. What a config claims is held
+ * against the files before memory is asked for it. */
+static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
+{
+    tri_binder b;
+    void *p;
+    TRI_TRY(tri_alloc_n(ctx, &p, m->layers, sizeof *m->layer));
+    m->layer = (tr_layer *)p;
+    for (int64_t l = 0; l < m->layers; l++) {
+        m->layer[l].index = m->first + l;
+        m->layer[l].kind = m->cfg.layer[m->first + l];
+    }
+    memset(&b, 0, sizeof b);
+    b.m = m;
+    TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
+    m->vector_bytes = b.vector_at;
+    if (m->dry) return TR_OK;
+    TRI_TRY(tri_check_tied_head(ctx, m));
+    TRI_TRY(tri_check_bound(ctx, &b));
+    TRI_TRY(tr_alloc(ctx, &m->vectors, m->vector_bytes));
+    memset(&b, 0, sizeof b);
+    b.m = m;
+    TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
+    if (b.tails)
+        tr_warn(ctx, "%s: %lld padded tensors (first: %s) are not zero past their last head; the "
+                "rest is never used", m->shards.dir, (long long)b.tails, b.first_tail);
+    return TR_OK;
+}
+
+tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_model_opts *opts)
+{
+    tr_model *m;
+    void *p;
+    tr_status s;
+    *out = NULL;
+    TRI_TRY(tr_alloc(ctx, &p, sizeof *m));
+    m = (tr_model *)p;
+    m->ctx = ctx;
+    s = tr_config_load(ctx, &m->cfg, dir, opts ? &opts->config : NULL);
+    m->layers = m->cfg.layers;
+    if (s == TR_OK && opts) {
+        m->first = opts->first;
+        m->layers = opts->layers ? opts->layers : m->cfg.layers - m->first;
+        if (m->first < 0 || m->layers < 1 || m->first > m->cfg.layers - m->layers)
+            s = tr_fail(ctx, TR_ERR_RANGE, "layers %lld to %lld were asked for; %s has 0 to %lld",
+                        (long long)m->first, (long long)(m->first + m->layers - 1), dir,
+                        (long long)(m->cfg.layers - 1));
+    }
+    if (s == TR_OK) s = tr_shards_open(ctx, &m->shards, dir, opts ? opts->lenient : 0);
+    if (s == TR_OK) s = tri_model_bind(ctx, m);
+    if (s != TR_OK) {
+        tr_model_close(m);
+        return s;
+    }
+    *out = m;
+    return TR_OK;
+}
+
+tr_status tr_model_new_dry(tr_ctx *ctx, tr_model **out, tr_config *c)
+{
+    tr_model *m;
+    void *p;
+    tr_status s = tr_alloc(ctx, &p, sizeof *m);
+    *out = NULL;
+    if (s != TR_OK) {
+        tr_config_free(ctx, c);
+        return s;
+    }
+    m = (tr_model *)p;
+    m->ctx = ctx;
+    m->cfg = *c;
+    memset(c, 0, sizeof *c);
+    m->layers = m->cfg.layers;
+    m->dry = 1;
+    s = tri_model_bind(ctx, m);
+    if (s != TR_OK) tr_model_close(m);
+    else *out = m;
+    return s;
+}
+
+void tr_model_close(tr_model *m)
+{
+    tr_ctx *ctx;
+    if (!m) return;
+    ctx = m->ctx;
+    for (int64_t l = 0; m->layer && l < m->layers; l++)
+        for (int k = 0; k < 3; k++) tr_free(ctx, m->layer[l].expert[k]);
+    tr_free(ctx, m->layer);
+    tr_free(ctx, m->vectors);
+    tr_shards_close(ctx, &m->shards);
+    tr_config_free(ctx, &m->cfg);
+    tr_free(ctx, m);
+}
+
+/* ---- what a run is made with --------------------------------------------- */
+
+static const tr_profile tri_profiles[] = {
+    { "oracle", TR_F64, tr_ops_oracle, 1 }
+};
+#define TRI_PROFILES ((int64_t)(sizeof tri_profiles / sizeof tri_profiles[0]))
+
+int64_t           tr_profile_count(void) { return TRI_PROFILES; }
+const tr_profile *tr_profile_get(int64_t i)
+{
+    return i >= 0 && i < TRI_PROFILES ? &tri_profiles[i] : NULL;
+}
+
+const tr_profile *tr_profile_find(const char *name)
+{
+    for (int64_t i = 0; i < TRI_PROFILES; i++)
+        if (!strcmp(tri_profiles[i].name, name)) return &tri_profiles[i];
+    return NULL;
+}
+
+tr_run_opts tr_run_opts_default(void)
+{
+    tr_run_opts o;
+    memset(&o, 0, sizeof o);
+    o.profile = &tri_profiles[0];
+    o.B = 1;
+    o.max_tokens = 64;
+    o.capacity = 1024;
+    return o;
+}
+
+int64_t tr_hidden_snaps(const tr_config *c, int64_t layer)
+{
+    return c->res_block ? (layer + c->res_block - 1) / c->res_block : 0;
+}
+
+/* *out = v with scratch from the run's arena as its data. */
+static tr_status tri_push(tr_run *r, tr_view *out, tr_view v)
+{
+    size_t bytes;
+    TRI_TRY(tri_view_bytes(r->ctx, v, &bytes));
+    *out = v;
+    return tr_arena_push(r->ctx, &r->arena, &out->data, bytes);
+}
+
+/* Activations, [a, b] and [a, b, c]. */
+static tr_status tri_push2(tr_run *r, tr_view *out, int64_t a, int64_t b)
+{
+    return tri_push(r, out, tr_view2(NULL, r->opts.profile->act, a, b));
+}
+
+static tr_status tri_push3(tr_run *r, tr_view *out, int64_t a, int64_t b, int64_t c)
+{
+    return tri_push(r, out, tr_view3(NULL, r->opts.profile->act, a, b, c));
+}
+
+/* ---- names and taps ------------------------------------------------------ */
+
+/* Full name of a module: the layer's prefix, or the model's, and what follows. */
+static void tri_full_name(const tr_run *r, char out[256], const char *suffix)
+{
+    const char *prefix = r->model->cfg.family->prefix;
+    if (r->layer) snprintf(out, 256, "%smodel.layers.%lld%s%s", prefix, (long long)r->layer->index,
+                           suffix[0] ? "." : "", suffix);
+    else snprintf(out, 256, "%s%s", prefix, suffix);
+}
+
+typedef enum tri_tap_class { TRI_TAP_FINE, TRI_TAP_MAIN } tri_tap_class;
+
+/* Does anybody want this value? main: it belongs to the default set. */
+static int tri_wanted(const tr_run *r, const char *name, tri_tap_class cls)
+{
+    if (!r->opts.tap) return 0;
+    if (!r->opts.n_globs) return cls == TRI_TAP_MAIN;
+    for (int64_t i = 0; i < r->opts.n_globs; i++)
+        if (tr_tap_match(r->opts.globs[i], name)) return 1;
+    return 0;
+}
+
+static tr_status tri_tap_as(tr_run *r, const char *name, tr_view x, tr_tap_kind kind, int64_t seq)
+{
+    tr_tap t;
+    if (r->ops.dry) return TR_OK;
+    t.name = name;
+    t.x = x;
+    t.kind = kind;
+    t.batch = r->batch;
+    t.pos = r->state.len;
+    t.seq = seq;
+    t.grows = 0;
+    return r->opts.tap(r->opts.tap_user, r->ctx, &t);
+}
+
+/* Rows of all tokens of the call, named after the layer's prefix. */
+static tr_status tri_tap(tr_run *r, const char *suffix, tr_view x, tri_tap_class cls)
+{
+    char name[256];
+    if (!r->opts.tap) return TR_OK;
+    tri_full_name(r, name, suffix);
+    return tri_wanted(r, name, cls) ? tri_tap_as(r, name, x, TR_TAP_ROWS, -1) : TR_OK;
+}
+
+/* One of two parts of a name: the module and what inside it. */
+static tr_status tri_tap_in(tr_run *r, const char *module, const char *part, tr_view x,
+                            tri_tap_class cls)
+{
+    char suffix[128];
+    if (!r->opts.tap) return TR_OK;
+    snprintf(suffix, sizeof suffix, "%s.%s", module, part);
+    return tri_tap(r, suffix, x, cls);
+}
+
+/* Which sequence and position is row i of the call? For messages. */
+static void tri_locate(const tr_run *r, int64_t i, int64_t *seq, int64_t *pos)
+{
+    int64_t b = 0;
+    while (b < r->batch->B - 1 && i >= r->batch->T[b]) i -= r->batch->T[b++];
+    *seq = b;
+    *pos = r->state.len[b] + i;
+}
+
+/* The first value that is not finite ends the run: what follows it would be noise. */
+static tr_status tri_check_finite(tr_run *r, const char *suffix, tr_view x)
+{
+    char name[256];
+    int64_t D = x.shape[x.rank - 1], seq, pos;
+    if (r->ops.dry) return TR_OK;
+    for (int64_t i = 0; i < tri_rows(x); i++)
+        for (int64_t d = 0, at = tri_row_at(x, i); d < D; d++) {
+            double v = tr_get_f64(x.data, x.dtype, at + d);
+            if (isfinite(v)) continue;
+            tri_full_name(r, name, suffix);
+            tri_locate(r, i, &seq, &pos);
+            return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: sequence %lld, token %lld, element %lld "
+                           "is %g", name, (long long)seq, (long long)pos, (long long)d, v);
+        }
+    return TR_OK;
+}
+
+/* An operator's failure, with the module it was computing. */
+static tr_status tri_in(tr_run *r, const char *suffix, tr_status s)
+{
+    char name[256];
+    if (s == TR_OK) return s;
+    tri_full_name(r, name, suffix);
+    return tr_fail_in(r->ctx, s, "%s", name);
+}
+
+/* ---- steps that all sublayers take --------------------------------------- */
+
+/* Sees that every decoded value of a weight is finite, once in the weight's life. */
+static tr_status tri_check_weight(tr_run *r, tr_weight *w)
+{
+    return r->ops.dry || w->finite ? TR_OK : tr_weight_check(r->ctx, w);
+}
+
+/* The bias that goes with a matrix; its view is absent where the config asks for none. */
+static tr_view tri_bias_of(const tr_layer *ly, tr_weight_id id)
+{
+    switch (id) {
+    case TR_W_Q:    return ly->vec[TR_W_Q_BIAS];
+    case TR_W_K:    return ly->vec[TR_W_K_BIAS];
+    case TR_W_V:    return ly->vec[TR_W_V_BIAS];
+    case TR_W_O:    return ly->vec[TR_W_O_BIAS];
+    case TR_W_GATE: return ly->vec[TR_W_GATE_BIAS];
+    case TR_W_UP:   return ly->vec[TR_W_UP_BIAS];
+    case TR_W_DOWN: return ly->vec[TR_W_DOWN_BIAS];
+    default:        return tr_view_none();
+    }
+}
+
+/* y = x W^T (+ b) with a weight of the layer; taps y under the weight's module. */
+static tr_status tri_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
+{
+    char module[128];
+    const char *name = ly->spec[id]->name, *end = strstr(name, ".weight");
+    tr_matmul_args a;
+    snprintf(module, sizeof module, "%.*s", (int)(end - name), name);
+    r->doing = name;
+    a.y = y;
+    a.x = x;
+    a.w = &ly->w[id];
+    a.bias = tri_bias_of(ly, id);
+    TRI_TRY(tri_in(r, module, tri_check_weight(r, &ly->w[id])));
+    TRI_TRY(tri_in(r, module, r->ops.matmul(r->ops.user, r->ctx, &a)));
+    return tri_tap(r, module, y, TRI_TAP_FINE);
+}
+
+/* x = norm(x) with a weight of the layer, or without (TR_W_NONE); gate may be absent. */
+static tr_status tri_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_id id, tr_view x,
+                          tr_view gate, double eps, double scale, const char *suffix)
+{
+    tr_norm_args a;
+    r->doing = id == TR_W_NONE ? suffix : ly->spec[id]->name;
+    memset(&a, 0, sizeof a);
+    a.y = x;
+    a.x = x;
+    a.w = id == TR_W_NONE ? tr_view_none() : ly->vec[id];
+    a.gate = gate;
+    a.kind = kind;
+    a.eps = eps;
+    a.scale = scale;
+    a.groups = 1;
+    TRI_TRY(tri_in(r, suffix, r->ops.norm(r->ops.user, r->ctx, &a)));
+    return tri_tap(r, suffix, x, r->layer ? TRI_TAP_FINE : TRI_TAP_MAIN);
+}
+
+static tr_status tri_rms(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view x, double eps,
+                         const char *suffix)
+{
+    return tri_norm(r, ly, TR_NORM_RMS, id, x, tr_view_none(), eps, 1, suffix);
+}
+
+static tr_status tri_copy(tr_run *r, tr_view y, tr_view x)
+{
+    tr_copy_args a;
+    a.y = y;
+    a.x = x;
+    return r->ops.copy(r->ops.user, r->ctx, &a);
+}
+
+static tr_status tri_add(tr_run *r, tr_view y, tr_view x, tr_view z)
+{
+    tr_add_args a;
+    a.y = y;
+    a.a = x;
+    a.b = z;
+    return r->ops.add(r->ops.user, r->ctx, &a);
+}
+
+static tr_status tri_sigmoid_gate(tr_run *r, tr_view y, tr_view g)
+{
+    tr_gate_args a;
+    a.y = y;
+    a.x = y;
+    a.g = g;
+    return r->ops.gate(r->ops.user, r->ctx, &a);
+}
+
+static tr_status tri_rope(tr_run *r, tr_view x)
+{
+    tr_rope_args a;
+    a.x = x;
+    a.pos = tr_view_slice(r->pos, 0, 0, r->N);
+    a.inv_freq = r->inv_freq;
+    a.mult = r->rope_mult;
+    a.layout = r->model->cfg.family->layout;
+    return r->ops.rope(r->ops.user, r->ctx, &a);
+}
+
+/* ---- token mixers: read r->x, write r->a --------------------------------- */
+
+/* The rows of sequence b, and the rows of state it has after them. */
+typedef struct tri_seq { int64_t b, row, T, pos; } tri_seq;
+
+static int tri_next_seq(const tr_run *r, tri_seq *s)
+{
+    s->row += s->T;
+    for (s->b++; s->b < r->batch->B; s->b++)
+        if (r->batch->T[s->b] > 0) {
+            s->T = r->batch->T[s->b];
+            s->pos = r->state.len[s->b];
+            return 1;
+        }
+    return 0;
+}
+
+static tri_seq tri_first_seq(void)
+{
+    tri_seq s;
+    memset(&s, 0, sizeof s);
+    s.b = -1;
+    return s;
+}
+
+static tr_view tri_of_seq(tr_view v, const tri_seq *s) { return tr_view_slice(v, 0, s->row, s->T); }
+
+/* Memory that grows: all rows that sequence s has after this call. */
+static tr_view tri_rows_seen(const tr_run *r, const tr_layer *ly, tr_state_kind k, const tri_seq *s)
+{
+    return tr_view_slice(tr_state_slot(&r->state, ly->index, k, s->b), 0, 0, s->pos + s->T);
+}
+
+/* Appends the rows of x that belong to s. */
+static tr_status tri_remember(tr_run *r, const tr_layer *ly, tr_state_kind k, const tri_seq *s,
+                              tr_view x)
+{
+    tr_view rows = tri_rows_seen(r, ly, k, s);
+    return tri_copy(r, tr_view_slice(rows, 0, s->pos, s->T), tri_of_seq(x, s));
+}
+
+/* Attention probabilities [H, T, S] of one sequence, if somebody wants them. */
+static tr_status tri_push_probs(tr_run *r, tr_view *probs, int64_t H, int64_t T, int64_t S)
+{
+    char name[256];
+    *probs = tr_view_none();
+    tri_full_name(r, name, "self_attn.attn_probs");
+    if (!r->opts.profile->expanded || !tri_wanted(r, name, TRI_TAP_FINE)) return TR_OK;
+    return tri_push3(r, probs, H, T, S);
+}
+
+static tr_status tri_tap_seq(tr_run *r, const char *suffix, tr_view x, tr_tap_kind kind, int64_t b)
+{
+    char name[256];
+    tri_full_name(r, name, suffix);
+    if (tr_view_is_none(x) || !tri_wanted(r, name, TRI_TAP_FINE)) return TR_OK;
+    return tri_tap_as(r, name, x, kind, b);
+}
+
+/* Grouped-query attention: q, k, v; rope; softmax over the keys and values remembered; o. */
+static tr_status tri_gqa(tr_run *r, tr_layer *ly)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t N = r->N, H = c->heads, G = c->kv_heads, Dk = c->head_dim;
+    tri_seq s = tri_first_seq();
+    tr_view q, k, v, ctx;
+    TRI_TRY(tri_push2(r, &q, N, H * Dk));
+    TRI_TRY(tri_push2(r, &k, N, G * Dk));
+    TRI_TRY(tri_push2(r, &v, N, G * Dk));
+    TRI_TRY(tri_push3(r, &ctx, N, H, Dk));
+    TRI_TRY(tri_linear(r, ly, TR_W_Q, q, r->x));
+    TRI_TRY(tri_linear(r, ly, TR_W_K, k, r->x));
+    TRI_TRY(tri_linear(r, ly, TR_W_V, v, r->x));
+    q = tr_view_split(q, 1, Dk);
+    k = tr_view_split(k, 1, Dk);
+    v = tr_view_split(v, 1, Dk);
+    r->doing = "self_attn";
+    TRI_TRY(tri_rope(r, q));
+    TRI_TRY(tri_rope(r, k));
+    TRI_TRY(tri_tap(r, "self_attn.q", q, TRI_TAP_FINE));
+    TRI_TRY(tri_tap(r, "self_attn.k", k, TRI_TAP_FINE));
+    while (tri_next_seq(r, &s)) {
+        size_t mark = tr_arena_mark(&r->arena);
+        tr_attn_args a;
+        memset(&a, 0, sizeof a);
+        TRI_TRY(tri_remember(r, ly, TR_STATE_K, &s, k));
+        TRI_TRY(tri_remember(r, ly, TR_STATE_V, &s, v));
+        TRI_TRY(tri_push_probs(r, &a.probs, H, s.T, s.pos + s.T));
+        a.y = tri_of_seq(ctx, &s);
+        a.q = tri_of_seq(q, &s);
+        a.k = tri_rows_seen(r, ly, TR_STATE_K, &s);
+        a.v = tri_rows_seen(r, ly, TR_STATE_V, &s);
+        a.pos = s.pos;
+        a.scale = 1 / sqrt((double)Dk);
+        TRI_TRY(tri_in(r, "self_attn", r->ops.attn(r->ops.user, r->ctx, &a)));
+        TRI_TRY(tri_tap_seq(r, "self_attn.attn_probs", a.probs, TR_TAP_PROBS, s.b));
+        tr_arena_rewind(&r->arena, mark);
+    }
+    TRI_TRY(tri_tap_in(r, "self_attn", c->family->context, ctx, TRI_TAP_FINE));
+    ctx = tr_view2(ctx.data, ctx.dtype, N, H * Dk);
+    TRI_TRY(tri_tap(r, "self_attn.o_proj.input", ctx, TRI_TAP_FINE));
+    return tri_linear(r, ly, TR_W_O, r->a, ctx);
+}
+
+/* Queries of latent attention: directly, or through their own normed latent. */
+static tr_status tri_mla_queries(tr_run *r, tr_layer *ly, tr_view q)
+{
+    const tr_config *c = &r->model->cfg;
+    tr_view lat;
+    if (!c->q_lora) return tri_linear(r, ly, TR_W_Q, q, r->x);
+    TRI_TRY(tri_push2(r, &lat, r->N, c->q_lora));
+    TRI_TRY(tri_linear(r, ly, TR_W_Q_A, lat, r->x));
+    TRI_TRY(tri_rms(r, ly, TR_W_Q_A_NORM, lat, c->inner_eps, "self_attn.q_a_layernorm"));
+    return tri_linear(r, ly, TR_W_Q_B, q, lat);
+}
+
+/* Expanded keys of one sequence's new tokens, [T, H, Dn + Dr]: only for whoever taps them. */
+static tr_status tri_tap_mla_keys(tr_run *r, const tri_seq *s, tr_view kv, tr_view latent)
+{
+    const tr_config *c = &r->model->cfg;
+    char name[256];
+    tr_view k, shared;
+    tri_full_name(r, name, "self_attn.k");
+    if (tr_view_is_none(kv) || !tri_wanted(r, name, TRI_TAP_FINE)) return TR_OK;
+    TRI_TRY(tri_push3(r, &k, s->T, c->heads, c->nope + c->rope));
+    kv = tr_view_split(tr_view_slice(kv, 0, s->pos, s->T), 1, c->nope + c->v_dim);
+    shared = tr_view_slice(tr_view_slice(latent, 0, s->pos, s->T), 1, c->kv_lora, c->rope);
+    shared = tr_view_split(shared, 1, c->rope);
+    shared.shape[1] = c->heads;                     /* one vector, read by every head */
+    shared.stride[1] = 0;
+    TRI_TRY(tri_copy(r, tr_view_slice(k, 2, 0, c->nope), tr_view_slice(kv, 2, 0, c->nope)));
+    TRI_TRY(tri_copy(r, tr_view_slice(k, 2, c->nope, c->rope), shared));
+    return tri_tap_as(r, name, k, TR_TAP_ROWS, s->b);
+}
+
+static tr_status tri_mla_attend(tr_run *r, tr_layer *ly, const tri_seq *s, tr_view ctx, tr_view q)
+{
+    const tr_config *c = &r->model->cfg;
+    size_t mark = tr_arena_mark(&r->arena);
+    int64_t S = s->pos + s->T;
+    tr_mla_args a;
+    memset(&a, 0, sizeof a);
+    if (r->opts.profile->expanded)
+        TRI_TRY(tri_push2(r, &a.kv, S, c->heads * (c->nope + c->v_dim)));
+    TRI_TRY(tri_push_probs(r, &a.probs, c->heads, s->T, S));
+    a.y = tri_of_seq(ctx, s);
+    a.q = tri_of_seq(q, s);
+    a.latent = tri_rows_seen(r, ly, TR_STATE_LATENT, s);
+    a.kv_b = &ly->w[TR_W_KV_B];
+    a.rope = c->rope;
+    a.pos = s->pos;
+    a.scale = 1 / sqrt((double)(c->nope + c->rope));
+    if (c->family->rotates) a.scale *= tr_rope_softmax_mult(&c->rope_cfg);
+    TRI_TRY(tri_in(r, "self_attn", r->ops.mla(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_tap_seq(r, "self_attn.attn_probs", a.probs, TR_TAP_PROBS, s->b));
+    if (!tr_view_is_none(a.kv))
+        TRI_TRY(tri_tap_seq(r, "self_attn.kv_b_proj", tr_view_slice(a.kv, 0, s->pos, s->T),
+                            TR_TAP_ROWS, s->b));
+    TRI_TRY(tri_tap_mla_keys(r, s, a.kv, a.latent));
+    tr_arena_rewind(&r->arena, mark);
+    return TR_OK;
+}
+
+/* Multi-head latent attention: queries; the latent row and its shared key part, remembered;
+ * attention; the output gate, if any; o. */
+static tr_status tri_mla(tr_run *r, tr_layer *ly)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t N = r->N, H = c->heads, Dk = c->nope + c->rope, R = c->kv_lora;
+    tri_seq s = tri_first_seq();
+    tr_view q, lat, ctx, flat, g;
+    TRI_TRY(tri_push2(r, &q, N, H * Dk));
+    TRI_TRY(tri_push2(r, &lat, N, R + c->rope));
+    TRI_TRY(tri_push3(r, &ctx, N, H, c->v_dim));
+    TRI_TRY(tri_mla_queries(r, ly, q));
+    q = tr_view_split(q, 1, Dk);
+    TRI_TRY(tri_linear(r, ly, TR_W_KV_A, lat, r->x));
+    TRI_TRY(tri_rms(r, ly, TR_W_KV_A_NORM, tr_view_slice(lat, 1, 0, R), c->inner_eps,
+                    "self_attn.kv_a_layernorm"));
+    r->doing = "self_attn";
+    if (c->family->rotates) {
+        TRI_TRY(tri_rope(r, tr_view_slice(q, 2, c->nope, c->rope)));
+        TRI_TRY(tri_rope(r, tr_view_split(tr_view_slice(lat, 1, R, c->rope), 1, c->rope)));
+    }
+    TRI_TRY(tri_tap(r, "self_attn.q", q, TRI_TAP_FINE));
+    TRI_TRY(tri_in(r, "self_attn.kv_b_proj", tri_check_weight(r, &ly->w[TR_W_KV_B])));
+    while (tri_next_seq(r, &s)) {
+        TRI_TRY(tri_remember(r, ly, TR_STATE_LATENT, &s, lat));
+        TRI_TRY(tri_mla_attend(r, ly, &s, ctx, q));
+    }
+    TRI_TRY(tri_tap_in(r, "self_attn", c->family->context, ctx, TRI_TAP_FINE));
+    flat = tr_view2(ctx.data, ctx.dtype, N, H * c->v_dim);
+    if (c->out_gate) {
+        TRI_TRY(tri_push2(r, &g, N, H * c->v_dim));
+        TRI_TRY(tri_linear(r, ly, TR_W_G, g, r->x));
+        TRI_TRY(tri_sigmoid_gate(r, flat, g));
+    }
+    TRI_TRY(tri_tap(r, "self_attn.o_proj.input", flat, TRI_TAP_FINE));
+    return tri_linear(r, ly, TR_W_O, r->a, flat);
+}
+
+/* One of q, k, v: projection, then the short convolution over what the state remembers. */
+static tr_status tri_kda_conv(tr_run *r, tr_layer *ly, tr_weight_id proj, tr_weight_id conv,
+                              tr_state_kind hist, tr_view y, const char *suffix)
+{
+    tri_seq s = tri_first_seq();
+    tr_view x;
+    size_t mark = tr_arena_mark(&r->arena);
+    TRI_TRY(tri_push2(r, &x, y.shape[0], y.shape[1]));
+    TRI_TRY(tri_linear(r, ly, proj, x, r->x));
+    r->doing = suffix;
+    while (tri_next_seq(r, &s)) {
+        tr_conv_args a;
+        a.y = tri_of_seq(y, &s);
+        a.x = tri_of_seq(x, &s);
+        a.w = ly->vec[conv];
+        a.hist = tr_state_slot(&r->state, ly->index, hist, s.b);
+        a.silu = 1;
+        TRI_TRY(tri_in(r, suffix, r->ops.shortconv(r->ops.user, r->ctx, &a)));
+    }
+    tr_arena_rewind(&r->arena, mark);
+    return tri_tap(r, suffix, y, TRI_TAP_FINE);
+}
+
+/* Log decay of every channel and write strength of every head. */
+static tr_status tri_kda_decay(tr_run *r, tr_layer *ly, tr_view g, tr_view beta)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t N = r->N, H = c->kda_heads, K = c->kda_dim;
+    size_t mark = tr_arena_mark(&r->arena);
+    tr_view low, z, b;
+    tr_decay_args a;
+    TRI_TRY(tri_push2(r, &low, N, K));
+    TRI_TRY(tri_push2(r, &z, N, H * K));
+    TRI_TRY(tri_push2(r, &b, N, H));
+    TRI_TRY(tri_linear(r, ly, TR_W_F_A, low, r->x));
+    TRI_TRY(tri_linear(r, ly, TR_W_F_B, z, low));
+    TRI_TRY(tri_linear(r, ly, TR_W_B, b, r->x));
+    r->doing = "self_attn.kda_g";
+    a.g = g;
+    a.beta = beta;
+    a.z = tr_view_split(z, 1, K);
+    a.b = b;
+    a.A_log = ly->vec[TR_W_A_LOG];
+    a.dt_bias = tr_view_split(ly->vec[TR_W_DT_BIAS], 0, K);
+    a.kind = c->decay_bound < 0 ? TR_DECAY_BOUNDED : TR_DECAY_SOFTPLUS;
+    a.bound = c->decay_bound;
+    TRI_TRY(tri_in(r, "self_attn", r->ops.decay(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_tap(r, "self_attn.kda_g", g, TRI_TAP_FINE));
+    TRI_TRY(tri_tap(r, "self_attn.kda_beta", beta, TRI_TAP_FINE));
+    tr_arena_rewind(&r->arena, mark);
+    return TR_OK;
+}
+
+/* Kimi delta attention: convolved q, k, v; decay and write strength; the recurrence; a norm gated
+ * by the sublayer's input; o. */
+static tr_status tri_kda(tr_run *r, tr_layer *ly)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t N = r->N, H = c->kda_heads, K = c->kda_dim;
+    tri_seq s = tri_first_seq();
+    tr_view q, k, v, g, beta, o, gate;
+    TRI_TRY(tri_push2(r, &q, N, H * K));
+    TRI_TRY(tri_push2(r, &k, N, H * K));
+    TRI_TRY(tri_push2(r, &v, N, H * K));
+    TRI_TRY(tri_push3(r, &g, N, H, K));
+    TRI_TRY(tri_push2(r, &beta, N, H));
+    TRI_TRY(tri_push3(r, &o, N, H, K));
+    TRI_TRY(tri_push2(r, &gate, N, H * K));
+    TRI_TRY(tri_kda_conv(r, ly, TR_W_Q, TR_W_Q_CONV, TR_STATE_CONV_Q, q, "self_attn.q_conv1d"));
+    TRI_TRY(tri_kda_conv(r, ly, TR_W_K, TR_W_K_CONV, TR_STATE_CONV_K, k, "self_attn.k_conv1d"));
+    TRI_TRY(tri_kda_conv(r, ly, TR_W_V, TR_W_V_CONV, TR_STATE_CONV_V, v, "self_attn.v_conv1d"));
+    q = tr_view_split(q, 1, K);
+    k = tr_view_split(k, 1, K);
+    v = tr_view_split(v, 1, K);
+    TRI_TRY(tri_kda_decay(r, ly, g, beta));
+    TRI_TRY(tri_norm(r, ly, TR_NORM_L2, TR_W_NONE, q, tr_view_none(), c->l2_eps,
+                     1 / sqrt((double)K), "self_attn.kda_qn"));
+    TRI_TRY(tri_norm(r, ly, TR_NORM_L2, TR_W_NONE, k, tr_view_none(), c->l2_eps, 1,
+                     "self_attn.kda_kn"));
+    r->doing = "self_attn.kda_o";
+    while (tri_next_seq(r, &s)) {
+        tr_delta_args a;
+        a.o = tri_of_seq(o, &s);
+        a.q = tri_of_seq(q, &s);
+        a.k = tri_of_seq(k, &s);
+        a.v = tri_of_seq(v, &s);
+        a.g = tri_of_seq(g, &s);
+        a.beta = tri_of_seq(beta, &s);
+        a.S = tr_state_slot(&r->state, ly->index, TR_STATE_DELTA, s.b);
+        TRI_TRY(tri_in(r, "self_attn", r->ops.delta(r->ops.user, r->ctx, &a)));
+    }
+    TRI_TRY(tri_tap(r, "self_attn.kda_o", o, TRI_TAP_FINE));
+    TRI_TRY(tri_linear(r, ly, TR_W_G, gate, r->x));
+    TRI_TRY(tri_norm(r, ly, TR_NORM_RMS, TR_W_O_NORM, o, tr_view_split(gate, 1, K), c->eps, 1,
+                     "self_attn.o_norm"));
+    return tri_linear(r, ly, TR_W_O, r->a, tr_view2(o.data, o.dtype, N, H * K));
+}
+
+/* ---- channel mixers: read r->x, write r->a -------------------------------- */
+
+/* y = down(act(gate x, up x)); `inner` names the tap of what enters down. */
+static tr_status tri_mlp(tr_run *r, tr_layer *ly, const tr_weight_id id[3], int64_t F, tr_view y,
+                         const char *inner)
+{
+    const tr_config *c = &r->model->cfg;
+    size_t mark = tr_arena_mark(&r->arena);
+    tr_glu_args a;
+    TRI_TRY(tri_push2(r, &a.g, r->N, F));
+    TRI_TRY(tri_push2(r, &a.u, r->N, F));
+    TRI_TRY(tri_linear(r, ly, id[0], a.g, r->x));
+    TRI_TRY(tri_linear(r, ly, id[1], a.u, r->x));
+    r->doing = ly->spec[id[2]]->name;
+    a.y = a.g;
+    a.act = tr_act_find(r->ctx, c->act);
+    a.p[0] = c->act_p0;
+    a.p[1] = c->act_p1;
+    TRI_TRY(tri_in(r, inner, r->ops.glu(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_tap(r, inner, a.y, TRI_TAP_FINE));
+    TRI_TRY(tri_linear(r, ly, id[2], y, a.y));
+    tr_arena_rewind(&r->arena, mark);
+    return TR_OK;
+}
+
+static tr_status tri_dense(tr_run *r, tr_layer *ly)
+{
+    static const tr_weight_id id[3] = { TR_W_GATE, TR_W_UP, TR_W_DOWN };
+    return tri_mlp(r, ly, id, r->model->cfg.ffn, r->a, "mlp.down_proj.input");
+}
+
+/* Which K of the E experts, and with what weights. */
+static tr_status tri_router(tr_run *r, tr_layer *ly, tr_view ids, tr_view weights)
+{
+    const tr_config *c = &r->model->cfg;
+    const char *moe = c->family->moe;
+    size_t mark = tr_arena_mark(&r->arena);
+    tr_route_args a;
+    memset(&a, 0, sizeof a);
+    TRI_TRY(tri_push2(r, &a.logits, r->N, c->experts));
+    TRI_TRY(tri_push2(r, &a.scores, r->N, c->experts));
+    TRI_TRY(tri_linear(r, ly, TR_W_ROUTER, a.logits, r->x));
+    r->doing = "gate.topk_ids";
+    a.ids = ids;
+    a.weights = weights;
+    if (ly->spec[TR_W_ROUTER_BIAS]) a.bias = ly->vec[TR_W_ROUTER_BIAS];
+    a.score = strcmp(c->score, "sigmoid") ? TR_SCORE_SOFTMAX : TR_SCORE_SIGMOID;
+    a.groups = c->groups;
+    a.keep = c->keep_groups;
+    a.renorm = c->renorm != 0;
+    a.renorm_eps = c->renorm_eps;
+    a.scale = c->route_scale;
+    TRI_TRY(tri_check_finite(r, ly->spec[TR_W_ROUTER]->name, a.logits));
+    TRI_TRY(tri_in(r, moe, r->ops.route(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_tap_in(r, moe, "gate.scores", a.scores, TRI_TAP_FINE));
+    TRI_TRY(tri_tap_in(r, moe, "gate.topk_ids", ids, TRI_TAP_MAIN));
+    TRI_TRY(tri_tap_in(r, moe, "gate.topk_weights", weights, TRI_TAP_MAIN));
+    tr_arena_rewind(&r->arena, mark);
+    return TR_OK;
+}
+
+/* Every expert that a token chose must be sound before it is used. */
+static tr_status tri_check_experts(tr_run *r, tr_layer *ly, tr_view offset)
+{
+    const int32_t *at = (const int32_t *)offset.data;
+    if (r->ops.dry) return TR_OK;
+    for (int64_t e = 0; e < r->model->cfg.experts; e++)
+        for (int k = 0; at[e] < at[e + 1] && k < 3; k++)
+            TRI_TRY(tri_check_weight(r, &ly->expert[k][e]));
+    return TR_OK;
+}
+
+/* y = sum of w_e expert_e(z) over the chosen experts. */
+static tr_status tri_routed(tr_run *r, tr_layer *ly, tr_view y, tr_view z, tr_view ids,
+                            tr_view weights)
+{
+    const tr_config *c = &r->model->cfg;
+    const char *moe = c->family->moe;
+    int64_t N = r->N, K = c->topk, F = c->moe_ffn;
+    tr_dispatch_args d;
+    tr_experts_args a;
+    tr_combine_args m;
+    r->doing = "experts";
+    TRI_TRY(tri_push(r, &d.order, tr_view1(NULL, TR_I32, N * K)));
+    TRI_TRY(tri_push(r, &d.offset, tr_view1(NULL, TR_I32, c->experts + 1)));
+    d.ids = ids;
+    d.experts = c->experts;
+    TRI_TRY(tri_in(r, moe, r->ops.dispatch(r->ops.user, r->ctx, &d)));
+    TRI_TRY(tri_in(r, moe, tri_check_experts(r, ly, d.offset)));
+    TRI_TRY(tri_push3(r, &a.y, N, K, y.shape[1]));
+    TRI_TRY(tri_push2(r, &a.g, N * K, F));
+    TRI_TRY(tri_push2(r, &a.u, N * K, F));
+    a.x = z;
+    a.order = d.order;
+    a.offset = d.offset;
+    a.gate = ly->expert[0];
+    a.up = ly->expert[1];
+    a.down = ly->expert[2];
+    a.act = tr_act_find(r->ctx, c->act);
+    a.p[0] = c->act_p0;
+    a.p[1] = c->act_p1;
+    TRI_TRY(tri_in(r, moe, r->ops.experts(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_tap_in(r, moe, "experts_out", a.y, TRI_TAP_FINE));
+    m.y = y;
+    m.x = a.y;
+    m.weights = weights;
+    TRI_TRY(tri_in(r, moe, r->ops.combine(r->ops.user, r->ctx, &m)));
+    return tri_tap_in(r, moe, c->family->routed, y, TRI_TAP_FINE);
+}
+
+/* Mixture of experts: route; the chosen experts, at full width or in a latent that is normed after
+ * the weighted sum; the shared expert beside them, unweighted.
+ *
+ *     full width:  y = sum_e w_e expert_e(x) + shared(x)
+ *     latent:      z = W_down x    u = sum_e w_e expert_e(z)    y = W_up rmsnorm(u) + shared(x) */
+static tr_status tri_moe(tr_run *r, tr_layer *ly)
+{
+    static const tr_weight_id shared[3] = { TR_W_SHARED_GATE, TR_W_SHARED_UP, TR_W_SHARED_DOWN };
+    const tr_config *c = &r->model->cfg;
+    char inner[96], norm[96];
+    tr_view ids, weights, z = r->x, y = r->a, sh;
+    TRI_TRY(tri_push(r, &ids, tr_view2(NULL, TR_I32, r->N, c->topk)));
+    TRI_TRY(tri_push2(r, &weights, r->N, c->topk));
+    TRI_TRY(tri_router(r, ly, ids, weights));
+    if (c->latent) {
+        TRI_TRY(tri_push2(r, &z, r->N, c->latent));
+        TRI_TRY(tri_push2(r, &y, r->N, c->latent));
+        TRI_TRY(tri_linear(r, ly, TR_W_LATENT_DOWN, z, r->x));
+    }
+    TRI_TRY(tri_routed(r, ly, y, z, ids, weights));
+    if (c->latent) {
+        snprintf(norm, sizeof norm, "%s.routed_expert_norm", c->family->moe);
+        TRI_TRY(tri_rms(r, ly, TR_W_LATENT_NORM, y, c->eps, norm));
+        TRI_TRY(tri_linear(r, ly, TR_W_LATENT_UP, r->a, y));
+    }
+    if (!c->shared) return TR_OK;
+    TRI_TRY(tri_push2(r, &sh, r->N, c->hidden));
+    snprintf(inner, sizeof inner, "%s.shared_experts.down_proj.input", c->family->moe);
+    TRI_TRY(tri_mlp(r, ly, shared, c->shared * c->moe_ffn, sh, inner));
+    TRI_TRY(tri_tap_in(r, c->family->moe, "shared_experts", sh, TRI_TAP_FINE));
+    return tri_add(r, r->a, r->a, sh);
+}
+
+/* ---- residual rules: what a sublayer reads, how its result returns -------- */
+
+typedef struct tri_residual {
+    tr_status (*read)(tr_run *r, tr_layer *ly, int sub);    /* leaves it in r->x */
+    tr_status (*write)(tr_run *r, tr_layer *ly, int sub);   /* takes r->a */
+} tri_residual;
+
+static tr_view tri_h(const tr_run *r) { return tr_view_slice(r->hidden.h, 0, 0, r->N); }
+
+static tr_view tri_snaps(const tr_run *r, int64_t n)
+{
+    return tr_view_slice(tr_view_slice(r->hidden.snaps, 0, 0, n), 1, 0, r->N);
+}
+
+static tr_status tri_plain_read(tr_run *r, tr_layer *ly, int sub)
+{
+    (void)ly;
+    (void)sub;
+    return tri_copy(r, r->x, tri_h(r));
+}
+
+static tr_status tri_plain_write(tr_run *r, tr_layer *ly, int sub)
+{
+    (void)ly;
+    (void)sub;
+    return tri_add(r, tri_h(r), tri_h(r), r->a);
+}
+
+static tr_status tri_mix(tr_run *r, tr_layer *ly, tr_weight_id norm, tr_weight_id proj, tr_view y,
+                         const char *suffix)
+{
+    tr_mix_args a;
+    r->doing = suffix;
+    a.y = y;
+    a.snaps = tri_snaps(r, r->hidden.n);
+    a.h = tri_h(r);
+    a.norm = ly->vec[norm];
+    a.proj = ly->vec[proj];
+    a.probs = tr_view_none();
+    a.eps = r->model->cfg.eps;
+    TRI_TRY(tri_in(r, suffix, r->ops.mix(r->ops.user, r->ctx, &a)));
+    return tri_tap(r, suffix, y, TRI_TAP_FINE);
+}
+
+/* The first sublayer of layer l reads x = mix(block sums, h). If l % res_block == 0 it then pushes
+ * h, the running sum as it entered (not x), as the next block sum, and h starts anew with the
+ * sublayer's result. Layer 0 is such a layer: its h, the embedding, is the first block sum, and as
+ * there is nothing to mix yet it reads h itself. The second sublayer only mixes. */
+static tr_status tri_attnres_read(tr_run *r, tr_layer *ly, int sub)
+{
+    const tr_config *c = &r->model->cfg;
+    if (sub == 1) return tri_mix(r, ly, TR_W_RES2_NORM, TR_W_RES2_PROJ, r->x, "mlp_res");
+    if (r->hidden.n)
+        TRI_TRY(tri_mix(r, ly, TR_W_RES1_NORM, TR_W_RES1_PROJ, r->x, "self_attention_res"));
+    else TRI_TRY(tri_copy(r, r->x, tri_h(r)));
+    if (ly->index % c->res_block) return TR_OK;
+    TRI_TRY(tri_copy(r, tr_view_at(tri_snaps(r, r->hidden.n + 1), r->hidden.n), tri_h(r)));
+    r->hidden.n++;
+    r->empty = 1;
+    return TR_OK;
+}
+
+static tr_status tri_attnres_write(tr_run *r, tr_layer *ly, int sub)
+{
+    int empty = r->empty;
+    (void)ly;
+    (void)sub;
+    r->empty = 0;
+    return empty ? tri_copy(r, tri_h(r), r->a) : tri_add(r, tri_h(r), tri_h(r), r->a);
+}
+
+/* ---- one layer ----------------------------------------------------------- */
+
+typedef tr_status (*tri_sublayer_fn)(tr_run *r, tr_layer *ly);
+
+static const tri_sublayer_fn tri_mixers[] = { tri_gqa, tri_mla, tri_kda };
+static const tri_sublayer_fn tri_ffns[] = { tri_dense, tri_moe };
+static const tri_residual tri_residuals[] = {
+    { tri_plain_read, tri_plain_write },
+    { tri_attnres_read, tri_attnres_write }
+};
+
+/* Two sublayers, token mixer then feed-forward:
+ *     x = read(h)     x = norm(x)     a = f(x)     h = write(h, a)
+ * plain:    read h            write h + a
+ * attnres:  read mix(B, h)    write h + a,  B grows and h restarts at block boundaries        */
+tr_status tr_layer_forward(tr_run *r, tr_layer *ly)
+{
+    const tr_config *c = &r->model->cfg;
+    const tri_residual *res = &tri_residuals[c->res_block ? TR_RES_ATTN : TR_RES_PLAIN];
+    r->layer = ly;
+    for (int i = 0; i < 2; i++) {
+        tri_sublayer_fn f = i ? tri_ffns[ly->kind.ffn] : tri_mixers[ly->kind.mixer];
+        const char *name = !i ? "self_attn" : ly->kind.ffn == TR_FFN_MOE ? c->family->moe : "mlp";
+        size_t mark = tr_arena_mark(&r->arena);
+        r->doing = "";
+        TRI_TRY(res->read(r, ly, i));
+        TRI_TRY(tri_rms(r, ly, i ? TR_W_NORM2 : TR_W_NORM1, r->x, c->eps,
+                        i ? "post_attention_layernorm" : "input_layernorm"));
+        TRI_TRY(f(r, ly));
+        TRI_TRY(tri_check_finite(r, name, r->a));
+        TRI_TRY(tri_tap(r, name, r->a, TRI_TAP_MAIN));
+        r->doing = "";
+        TRI_TRY(res->write(r, ly, i));
+        tr_arena_rewind(&r->arena, mark);
+    }
+    TRI_TRY(tri_tap(r, "", tri_h(r), TRI_TAP_MAIN));
+    r->layer = NULL;
+    return TR_OK;
+}
+
+/* ---- the whole of it ------------------------------------------------------ */
+
+static tr_status tri_embed(tr_run *r, const tr_batch *b)
+{
+    tr_layer *top = &r->model->top;
+    tr_embed_args a;
+    r->doing = "embed_tokens";
+    a.y = tri_h(r);
+    a.ids = tr_view1(NULL, TR_I32, r->N);
+    memcpy(&a.ids.data, &b->ids, sizeof a.ids.data);
+    a.w = &top->w[TR_W_EMBED];
+    TRI_TRY(tri_in(r, "model.embed_tokens", tri_check_weight(r, &top->w[TR_W_EMBED])));
+    TRI_TRY(tri_in(r, "model.embed_tokens", r->ops.embed(r->ops.user, r->ctx, &a)));
+    return tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN);
+}
+
+/* The rows whose logits are asked for: all, or the last of each sequence. */
+static tr_status tri_head_rows(tr_run *r, tr_matmul_args *a, tr_view x)
+{
+    const tr_ops *ops = &r->ops;
+    tri_seq s = tri_first_seq();
+    if (r->opts.logits == TR_LOGITS_ALL) {
+        a->y = tr_view_slice(r->logits, 0, 0, r->N);
+        a->x = x;
+        return ops->matmul(ops->user, r->ctx, a);
+    }
+    while (tri_next_seq(r, &s)) {
+        a->y = tr_view_slice(r->logits, 0, s.b, 1);
+        a->x = tr_view_slice(x, 0, s.row + s.T - 1, 1);
+        TRI_TRY(ops->matmul(ops->user, r->ctx, a));
+    }
+    return TR_OK;
+}
+
+/* The block sums as the vendor stacks them, [N, n, D]. */
+static tr_view tri_stacked_snaps(const tr_run *r)
+{
+    tr_view v = tri_snaps(r, r->hidden.n);
+    int64_t n = v.shape[0], step = v.stride[0];
+    v.shape[0] = v.shape[1];
+    v.stride[0] = v.stride[1];
+    v.shape[1] = n;
+    v.stride[1] = step;
+    return v;
+}
+
+static tr_status tri_head(tr_run *r)
+{
+    const tr_config *c = &r->model->cfg;
+    tr_layer *top = &r->model->top;
+    tr_weight *head = &top->w[c->tie ? TR_W_EMBED : TR_W_HEAD];
+    tr_matmul_args a;
+    if (c->res_block) {
+        TRI_TRY(tri_tap(r, "model.block_residual", tri_stacked_snaps(r), TRI_TAP_FINE));
+        TRI_TRY(tri_mix(r, top, TR_W_OUT_RES_NORM, TR_W_OUT_RES_PROJ, r->x,
+                        "model.output_attn_res"));
+    } else {
+        TRI_TRY(tri_copy(r, r->x, tri_h(r)));
+    }
+    TRI_TRY(tri_rms(r, top, TR_W_FINAL_NORM, r->x, c->eps, "model.norm"));
+    if (r->opts.logits == TR_LOGITS_NONE) return TR_OK;
+    r->doing = "lm_head";
+    a.w = head;
+    a.bias = tr_view_none();
+    TRI_TRY(tri_in(r, "lm_head", tri_check_weight(r, head)));
+    TRI_TRY(tri_in(r, "lm_head", tri_head_rows(r, &a, r->x)));
+    if (!tri_wanted(r, "logits", TRI_TAP_MAIN) || r->opts.logits != TR_LOGITS_ALL) return TR_OK;
+    return tri_tap_as(r, "logits", a.y, TR_TAP_ROWS, -1);
+}
+
+/* The call itself, its arguments already checked. With a dry table no data is touched. */
+static tr_status tri_forward_layers(tr_run *r, const tr_batch *b, int64_t N)
+{
+    tr_view x = r->x, a = r->a;
+    tr_status s = TR_OK;
+    r->batch = b;
+    r->N = N;
+    r->empty = 0;
+    r->layer = NULL;
+    r->x = tr_view_slice(x, 0, 0, N);
+    r->a = tr_view_slice(a, 0, 0, N);
+    if (r->model->first == 0) s = tri_embed(r, b);
+    for (int64_t l = 0; s == TR_OK && l < r->model->layers; l++)
+        s = tr_layer_forward(r, &r->model->layer[l]);
+    if (s == TR_OK && r->model->first + r->model->layers == r->model->cfg.layers) s = tri_head(r);
+    r->x = x;
+    r->a = a;
+    return s;
+}
+
+/* ---- a run --------------------------------------------------------------- */
+
+/* What lives between calls, at the bottom of the arena. */
+static tr_status tri_run_layout(tr_run *r)
+{
+    const tr_config *c = &r->model->cfg;
+    const tr_run_opts *o = &r->opts;
+    int64_t N = o->max_tokens, D = c->hidden, last = r->model->first + r->model->layers;
+    int64_t rows = o->logits == TR_LOGITS_ALL ? N : o->logits == TR_LOGITS_LAST ? o->B : 0;
+    tr_view v;
+    TRI_TRY(tri_push2(r, &r->hidden.h, N, D));
+    TRI_TRY(tri_push3(r, &r->hidden.snaps, tr_hidden_snaps(c, last), N, D));
+    TRI_TRY(tri_push2(r, &r->x, N, D));
+    TRI_TRY(tri_push2(r, &r->a, N, D));
+    TRI_TRY(tri_push2(r, &r->logits, last == c->layers ? rows : 0, c->vocab));
+    TRI_TRY(tri_push(r, &r->pos, tr_view1(NULL, TR_I64, N)));
+    TRI_TRY(tri_push(r, &v, tr_view1(NULL, TR_I32, N)));
+    r->piece_ids = (int32_t *)v.data;
+    TRI_TRY(tri_push(r, &v, tr_view1(NULL, TR_I64, o->B)));
+    r->piece_T = (int64_t *)v.data;
+    TRI_TRY(tri_push(r, &r->inv_freq, tr_view1(NULL, TR_F64, c->rope_cfg.dim / 2)));
+    r->fixed_bytes = r->arena.used;
+    if (!r->inv_freq.data || !c->family->rotates) return TR_OK;
+    return tr_rope_freqs_f64(r->ctx, tr_view_f64(r->inv_freq), &r->rope_mult, &c->rope_cfg);
+}
+
+static tr_status tri_check_run(tr_ctx *ctx, const tr_model *m, const tr_run_opts *o)
+{
+    if (!o->profile) return tr_fail(ctx, TR_ERR_ARG, "a run needs a profile");
+    if (o->B < 1 || o->max_tokens < 1 || o->capacity < 1)
+        return tr_fail(ctx, TR_ERR_ARG, "a run needs at least one sequence, one token a call and "
+                       "room for one token (asked: %lld, %lld, %lld)", (long long)o->B,
+                       (long long)o->max_tokens, (long long)o->capacity);
+    if (m->cfg.rope_dynamic && o->capacity > m->cfg.max_pos)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "rope_type \"dynamic\" changes with the length "
+                       "beyond max_position_embeddings %lld; room for %lld was asked",
+                       (long long)m->cfg.max_pos, (long long)o->capacity);
+    if (o->ops && tri_ops_missing(o->ops))
+        return tr_fail(ctx, TR_ERR_ARG, "table of operators \"%s\" lacks \"%s\"",
+                       o->ops->name ? o->ops->name : "", tri_ops_missing(o->ops));
+    return TR_OK;
+}
+
+/* Walks once through the model with a table that only counts: as many tokens as a call can have,
+ * in as few sequences as can hold them, each filling its capacity. Scratch of one sequence is given
+ * back before the next, so no other call needs more. */
+static tr_status tri_run_measure(tr_run *r, tri_listener *l)
+{
+    const tr_run_opts *o = &r->opts;
+    tr_ops real = r->ops;
+    int64_t *T, N = 0;
+    tr_batch b;
+    void *p;
+    tr_status s;
+    TRI_TRY(tri_alloc_n(r->ctx, &p, o->B, sizeof *T));
+    T = (int64_t *)p;
+    for (int64_t k = 0; k < o->B; N += T[k++]) T[k] = tri_least(o->max_tokens - N, o->capacity);
+    b.B = o->B;
+    b.T = T;
+    b.ids = NULL;
+    r->ops = tri_ops_dry(l);
+    s = tri_run_layout(r);
+    if (s == TR_OK)
+        s = tr_state_new(r->ctx, &r->state, &r->model->cfg, r->model->first, r->model->layers,
+                         o->B, o->capacity, o->profile->act, 1);
+    if (s == TR_OK) {
+        for (int64_t k = 0; k < o->B; k++) r->state.len[k] = o->capacity - T[k];
+        r->hidden.n = tr_hidden_snaps(&r->model->cfg, r->model->first);
+        s = tri_forward_layers(r, &b, N);
+    }
+    tr_state_free(&r->state);
+    tr_free(r->ctx, p);
+    r->ops = real;
+    return s;
+}
+
+tr_status tr_run_new(tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *opts)
+{
+    tr_run *r;
+    size_t need;
+    void *p;
+    tr_status s;
+    *out = NULL;
+    TRI_TRY(tri_check_run(ctx, m, opts));
+    if (m->dry) return tr_fail(ctx, TR_ERR_ARG, "a model without weights can be planned, not run");
+    TRI_TRY(tr_alloc(ctx, &p, sizeof *r));
+    r = (tr_run *)p;
+    r->ctx = ctx;
+    r->model = m;
+    r->opts = *opts;
+    r->ops = opts->ops ? *opts->ops : opts->profile->ops();
+    s = tri_run_measure(r, NULL);
+    need = r->arena.peak;
+    if (s == TR_OK) s = tr_arena_new(ctx, &r->arena, need);
+    if (s == TR_OK) s = tri_run_layout(r);
+    if (s == TR_OK)
+        s = tr_state_new(ctx, &r->state, &m->cfg, m->first, m->layers, opts->B, opts->capacity,
+                         opts->profile->act, 0);
+    if (s != TR_OK) tr_run_free(r);
+    else *out = r;
+    return s;
+}
+
+void tr_run_free(tr_run *r)
+{
+    tr_ctx *ctx;
+    if (!r) return;
+    ctx = r->ctx;
+    tr_state_free(&r->state);
+    tr_arena_free(ctx, &r->arena);
+    tr_free(ctx, r);
+}
+
+/* ---- one call ------------------------------------------------------------ */
+
+static tr_status tri_check_batch(tr_run *r, const tr_batch *b, int64_t *N)
+{
+    tr_ctx *ctx = r->ctx;
+    int64_t i = 0;
+    *N = 0;
+    if (r->state.spoilt)
+        return tr_fail(ctx, TR_ERR_ARG, "the state is spoilt by a call that failed; rewind or "
+                       "reset it first");
+    if (b->B != r->opts.B)
+        return tr_fail(ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
+                       (long long)b->B, (long long)r->opts.B);
+    for (int64_t s = 0; s < b->B; s++) {
+        if (b->T[s] < 0)
+            return tr_fail(ctx, TR_ERR_ARG, "sequence %lld has %lld tokens", (long long)s,
+                           (long long)b->T[s]);
+        if (b->T[s] > r->opts.capacity - r->state.len[s])
+            return tr_fail(ctx, TR_ERR_FULL, "sequence %lld: %lld tokens after %lld exceed the "
+                           "state's capacity of %lld", (long long)s, (long long)b->T[s],
+                           (long long)r->state.len[s], (long long)r->opts.capacity);
+        *N += b->T[s];
+    }
+    if (*N == 0) return tr_fail(ctx, TR_ERR_ARG, "the batch holds no tokens");
+    if (*N > r->opts.max_tokens)
+        return tr_fail(ctx, TR_ERR_ARG, "%lld tokens in one call; the run was made for %lld",
+                       (long long)*N, (long long)r->opts.max_tokens);
+    if (r->model->first) return TR_OK;                  /* ids are not read */
+    for (int64_t s = 0; s < b->B; s++)
+        for (int64_t t = 0; t < b->T[s]; t++, i++)
+            if (b->ids[i] < 0 || b->ids[i] >= r->model->cfg.vocab)
+                return tr_fail(ctx, TR_ERR_RANGE, "sequence %lld, token %lld: id %ld lies outside "
+                               "the vocabulary of %lld", (long long)s,
+                               (long long)(r->state.len[s] + t), (long)b->ids[i],
+                               (long long)r->model->cfg.vocab);
+    return TR_OK;
+}
+
+/* The hidden state that enters the first open layer. */
+static tr_status tri_take_hidden(tr_run *r, const tr_hidden *in, int64_t N)
+{
+    int64_t n = tr_hidden_snaps(&r->model->cfg, r->model->first), D = r->model->cfg.hidden;
+    tr_view dst = tr_view_slice(r->hidden.h, 0, 0, N);
+    r->hidden.n = 0;
+    if (r->model->first == 0) return TR_OK;
+    if (!in) return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs the hidden state that enters it",
+                            (long long)r->model->first);
+    if (in->n != n)
+        return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs %lld block sums, %lld were given",
+                       (long long)r->model->first, (long long)n, (long long)in->n);
+    if (in->h.rank != 2 || in->h.shape[0] != N || in->h.shape[1] != D)
+        return tr_fail(r->ctx, TR_ERR_SHAPE, "the hidden state given is not [%lld, %lld]",
+                       (long long)N, (long long)D);
+    if (n && (in->snaps.rank != 3 || in->snaps.shape[0] < n || in->snaps.shape[1] != N ||
+              in->snaps.shape[2] != D))
+        return tr_fail(r->ctx, TR_ERR_SHAPE, "the block sums given are not [%lld, %lld, %lld]",
+                       (long long)n, (long long)N, (long long)D);
+    TRI_TRY(tr_view_copy(r->ctx, dst, in->h));
+    for (int64_t i = 0; i < n; i++)
+        TRI_TRY(tr_view_copy(r->ctx, tr_view_slice(tr_view_at(r->hidden.snaps, i), 0, 0, N),
+                             tr_view_at(in->snaps, i)));
+    r->hidden.n = n;
+    return TR_OK;
+}
+
+tr_status tr_forward(tr_run *r, const tr_batch *b, const tr_hidden *in)
+{
+    int64_t N, i = 0, *pos = (int64_t *)r->pos.data;
+    tr_status s;
+    TRI_TRY(tri_check_batch(r, b, &N));
+    TRI_TRY(tri_take_hidden(r, in, N));
+    for (int64_t k = 0; k < b->B; k++)
+        for (int64_t t = 0; t < b->T[k]; t++) pos[i++] = r->state.len[k] + t;
+    r->state.spoilt = 1;
+    s = tri_forward_layers(r, b, N);
+    tr_arena_rewind(&r->arena, r->fixed_bytes);
+    r->state.spoilt = s != TR_OK;
+    if (s == TR_OK)
+        for (int64_t k = 0; k < b->B; k++) r->state.len[k] += b->T[k];
+    return s;
+}
+
+tr_status tr_tap_state(tr_run *r)
+{
+    const tr_state *st = &r->state;
+    char name[256];
+    for (int64_t l = 0; l < st->layers; l++)
+        for (int k = 0; k < TR_STATE_KIND_COUNT; k++) {
+            snprintf(name, sizeof name, "state.layers.%lld.%s", (long long)(st->first + l),
+                     tri_state_kinds[k].name);
+            if (!tri_wanted(r, name, TRI_TAP_FINE)) continue;
+            for (int64_t b = 0; b < st->B; b++) {
+                tr_tap t;
+                memset(&t, 0, sizeof t);
+                t.name = name;
+                t.x = tr_state_slot(st, st->first + l, (tr_state_kind)k, b);
+                t.kind = TR_TAP_STATE;
+                t.pos = st->len;
+                t.seq = b;
+                t.grows = tri_state_kinds[k].grows;
+                if (!t.x.rank) break;
+                if (t.grows) t.x = tr_view_slice(t.x, 0, 0, st->len[b]);
+                TRI_TRY(r->opts.tap(r->opts.tap_user, r->ctx, &t));
+            }
+        }
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 29. Plans {plan}
+ *
+ *     params     elements of all tensors as stored, without scales
+ *     active     what one token reads: K of E experts, the head, no embedding table, no vision
+ *     memory     weights, vectors, state, activations (live between layers), workspace (within one)
+ *
+ * Parameters and bytes come from the tables of configurations, operators and workspace from a dry
+ * run of the engine: there is no second description of the model that could be wrong.
+ *
+ * Traps. A tied embedding is the head and so counts as active. The experts of a layer are alike, so
+ * the first K stand for those that a token would choose. Padding is stored and counted, and never
+ * used.
+ * ========================================================================= */
+
+/* ---- operators, heard in a dry run --------------------------------------- */
+
+typedef struct tri_recorder { tr_ctx *ctx; tr_plan *plan; tr_run *run; int64_t cap; } tri_recorder;
+
+static tr_status tri_record(void *user, const char *op, tr_view y, int64_t params, double flops)
+{
+    tri_recorder *rec = (tri_recorder *)user;
+    tr_plan_op *o;
+    void *p = rec->plan->op;
+    TRI_TRY(tri_grow(rec->ctx, &p, &rec->cap, rec->plan->ops, sizeof *o));
+    rec->plan->op = (tr_plan_op *)p;
+    o = &rec->plan->op[rec->plan->ops++];
+    o->layer = rec->run->layer ? rec->run->layer->index : -1;
+    o->op = op;
+    o->name = rec->run->doing;
+    o->y = y;
+    o->weight_params = params;
+    o->flops = flops;
+    return TR_OK;
+}
+
+/* ---- tensors, by the tables ---------------------------------------------- */
+
+typedef struct tri_counter { const tr_model *m; tr_plan *plan; } tri_counter;
+
+/* Tensors and bytes of e as they lie in the files, or as the config announces them. */
+static tr_status tri_stored_size(tr_ctx *ctx, const tr_model *m, const tr_expected *e,
+                                 int64_t *tensors, int64_t *params, size_t *bytes)
+{
+    const tr_qformat *f = e->format;
+    tr_st_entry *q = NULL, *s = NULL;
+    tr_stored out[2];
+    int n;
+    *tensors = 0;
+    *params = 0;
+    *bytes = 0;
+    if (!m->dry) {
+        TRI_TRY(tri_find_stored(ctx, m, e, &f, &q, &s));
+        if (!q) return TR_OK;
+        *tensors = s ? 2 : 1;
+        *bytes = q->bytes + (s ? s->bytes : 0);
+        *params = f->scaled ? e->params : tr_view_numel(q->view);
+        return TR_OK;
+    }
+    TRI_TRY(tr_expected_stored(ctx, &m->cfg, e, f, out, &n));
+    *tensors = n;
+    *params = e->params;
+    for (int i = 0; i < n; i++) {
+        tr_view v = tr_view_of(NULL, out[i].dtype, out[i].rank, out[i].shape);
+        size_t b;
+        TRI_TRY(tri_view_bytes(ctx, v, &b));
+        *bytes += b;
+    }
+    return TR_OK;
+}
+
+static tr_status tri_count(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    tri_counter *k = (tri_counter *)user;
+    const tr_config *c = &k->m->cfg;
+    tr_plan *p = k->plan;
+    int64_t tensors, params, active = 0;
+    size_t bytes;
+    TRI_TRY(tri_stored_size(ctx, k->m, e, &tensors, &params, &bytes));
+    if (params > INT64_MAX - p->params)
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: the parameters are too many to count", e->name);
+    p->tensors += tensors;
+    p->params += params;
+    TRI_TRY(tr_size_add(ctx, &p->bytes, p->bytes, bytes));
+    if (e->spec->id == TR_W_NONE || e->optional) return TR_OK;
+    active = e->spec->id == TR_W_EMBED && !c->tie ? 0 : params;
+    if (e->spec->where == TR_AT_EXPERT) {       /* K of E: the first K stand for those chosen */
+        active = e->expert < c->topk ? params : 0;
+    }
+    p->active_params += active;
+    if (e->layer >= 0) {
+        tr_plan_layer *l = &p->layer[e->layer];
+        l->tensors += tensors;
+        l->params += params;
+        l->active += active;
+        l->bytes += bytes;
+    }
+    return TR_OK;
+}
+
+/* State of one layer: bytes a token, bytes a sequence. */
+static tr_status tri_count_state(tr_ctx *ctx, const tr_model *m, tr_dtype t, tr_plan_layer *l)
+{
+    for (int k = 0; k < TR_STATE_KIND_COUNT; k++) {
+        tr_view v = tri_state_shape(&m->cfg, l->kind.mixer, (tr_state_kind)k, 1, 1, t);
+        size_t b;
+        if (!v.rank) continue;
+        TRI_TRY(tri_view_bytes(ctx, v, &b));
+        if (tri_state_kinds[k].grows) l->state_bytes_token += b;
+        else l->state_bytes_seq += b;
+    }
+    return TR_OK;
+}
+
+/* The dry run itself: the same engine, a table that records. */
+static tr_status tri_plan_run(tr_ctx *ctx, tr_plan *p, tr_model *m, const tr_run_opts *opts)
+{
+    tri_recorder rec;
+    tri_listener listener;
+    tr_state st;
+    tr_run r;
+    TRI_TRY(tri_check_run(ctx, m, opts));
+    memset(&rec, 0, sizeof rec);
+    memset(&r, 0, sizeof r);
+    rec.ctx = ctx;
+    rec.plan = p;
+    rec.run = &r;
+    r.ctx = ctx;
+    r.model = m;
+    r.opts = *opts;
+    r.opts.tap = NULL;
+    listener.fn = tri_record;
+    listener.user = &rec;
+    TRI_TRY(tri_run_measure(&r, &listener));
+    p->activations = r.fixed_bytes;
+    p->workspace = r.arena.peak - r.fixed_bytes;
+    p->vectors = m->vector_bytes;
+    TRI_TRY(tr_state_new(ctx, &st, &m->cfg, m->first, m->layers, opts->B, opts->capacity,
+                         opts->profile->act, 1));
+    p->state = st.bytes;
+    tr_state_free(&st);
+    return TR_OK;
+}
+
+tr_status tr_plan_model(tr_ctx *ctx, tr_plan *out, tr_model *m, const tr_run_opts *opts)
+{
+    tri_counter k;
+    void *p;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    TRI_TRY(tri_alloc_n(ctx, &p, m->cfg.layers, sizeof *out->layer));
+    out->layer = (tr_plan_layer *)p;
+    out->layers = m->cfg.layers;
+    for (int64_t l = 0; l < out->layers; l++) {
+        out->layer[l].index = l;
+        out->layer[l].kind = m->cfg.layer[l];
+    }
+    k.m = m;
+    k.plan = out;
+    s = tr_config_each(ctx, &m->cfg, tri_count, &k);
+    for (int64_t l = 0; s == TR_OK && l < out->layers; l++)
+        s = tri_count_state(ctx, m, opts->profile->act, &out->layer[l]);
+    if (s == TR_OK) s = tri_plan_run(ctx, out, m, opts);
+    if (s != TR_OK) tr_plan_free(ctx, out);
+    return s;
+}
+
+void tr_plan_free(tr_ctx *ctx, tr_plan *p)
+{
+    tr_free(ctx, p->layer);
+    tr_free(ctx, p->op);
+    memset(p, 0, sizeof *p);
+}
+
+/* ============================================================================
+ * 30. Generation {gen}
+ *
+ *     prefill    forward of the next `piece` tokens of each prompt, until none has any left
+ *     decode     the same with one token each: what the logits' largest entry names
+ *
+ * Decoding is not another computation than reading the prompt, and its bits are the same: each row
+ * has its own sums, and what earlier rows left is in the state.
+ *
+ * Traps. Prompts of a batch end in different pieces; the row of logits of one that has ended is
+ * left as it was. A search for the largest that does not look for NaN steps over it and returns
+ * something. The last token chosen has not been read: n of them after a prompt of T fill T + n - 1.
+ * ========================================================================= */
+
+tr_status tr_prefill(tr_run *r, const tr_batch *b)
+{
+    int64_t piece = r->opts.max_tokens / r->opts.B, longest = 0;
+    tr_batch part;
+    if (piece < 1)
+        return tr_fail(r->ctx, TR_ERR_ARG, "%lld sequences need more than %lld tokens a call",
+                       (long long)r->opts.B, (long long)r->opts.max_tokens);
+    if (b->B != r->opts.B)
+        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
+                       (long long)b->B, (long long)r->opts.B);
+    for (int64_t s = 0; s < b->B; s++) {
+        if (b->T[s] < 1)
+            return tr_fail(r->ctx, TR_ERR_ARG, "sequence %lld: the prompt is empty", (long long)s);
+        if (b->T[s] > longest) longest = b->T[s];
+    }
+    part.B = b->B;
+    part.T = r->piece_T;
+    part.ids = r->piece_ids;
+    for (int64_t done = 0; done < longest; done += piece) {
+        int64_t n = 0, at = 0;
+        for (int64_t s = 0; s < b->B; at += b->T[s++]) {
+            int64_t left = b->T[s] - done, T = left < 0 ? 0 : left < piece ? left : piece;
+            r->piece_T[s] = T;
+            if (T) memcpy(r->piece_ids + n, b->ids + at + done, (size_t)T * sizeof *b->ids);
+            n += T;
+        }
+        TRI_TRY(tr_forward(r, &part, NULL));
+    }
+    return TR_OK;
+}
+
+int32_t tr_argmax(tr_view row)
+{
+    int64_t best = 0, n = tr_view_numel(row);
+    for (int64_t i = 0; i < n; i++) {
+        double v = tr_get_f64(row.data, row.dtype, i);
+        if (v != v) return -1;
+        if (v > tr_get_f64(row.data, row.dtype, best)) best = i;
+    }
+    return n ? (int32_t)best : -1;
+}
+
+tr_status tr_generate(tr_run *r, const int32_t *prompt, int64_t T, int64_t n, int32_t *out)
+{
+    tr_batch b;
+    int64_t one = 1;
+    if (r->opts.B != 1)
+        return tr_fail(r->ctx, TR_ERR_ARG, "generation runs one sequence; the run has %lld",
+                       (long long)r->opts.B);
+    if (r->opts.logits == TR_LOGITS_NONE)
+        return tr_fail(r->ctx, TR_ERR_ARG, "generation needs logits; the run makes none");
+    b.B = 1;
+    b.T = &T;
+    b.ids = prompt;
+    for (int64_t i = 0; i < n; i++) out[i] = -1;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t last;
+        TRI_TRY(i == 0 ? tr_prefill(r, &b) : tr_forward(r, &b, NULL));
+        last = r->opts.logits == TR_LOGITS_ALL ? r->N - 1 : 0;
+        out[i] = tr_argmax(tr_view_at(r->logits, last));
+        if (out[i] < 0)
+            return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "logits of token %lld hold a NaN",
+                           (long long)(r->state.len[0] - 1));
+        b.T = &one;
+        b.ids = &out[i];
+    }
+    return TR_OK;
+}
+
+/* ============================================================================
  * 31. Golden outputs {golden}
  *
  * A golden is the taps of a whole prompt under their names, in the order in which the model first
@@ -7960,6 +9839,273 @@ void tr_view_sha256(tr_view v, char out[65])
     }
     if (!inf) tr_sha256_update(&s, p, n);
     tr_sha256_hex(&s, out);
+}
+
+struct tr_golden_item { char *name; tr_view x; };
+
+tr_status tr_golden_new(tr_ctx *ctx, tr_golden *g, int64_t B, const int64_t *lengths)
+{
+    void *p;
+    memset(g, 0, sizeof *g);
+    TRI_TRY(tri_alloc_n(ctx, &p, B, sizeof *g->lengths));
+    memcpy(p, lengths, (size_t)B * sizeof *lengths);
+    g->lengths = (int64_t *)p;
+    g->B = B;
+    for (int64_t b = 0; b < B; b++)
+        if (lengths[b] > g->T) g->T = lengths[b];
+    return TR_OK;
+}
+
+void tr_golden_free(tr_ctx *ctx, tr_golden *g)
+{
+    for (int64_t i = 0; i < g->n; i++) {
+        tr_free(ctx, g->item[i].name);
+        tr_free(ctx, g->item[i].x.data);
+    }
+    tr_free(ctx, g->item);
+    tr_free(ctx, g->lengths);
+    memset(g, 0, sizeof *g);
+}
+
+/* Taps come in the same order call after call, so the search starts where the last one ended. */
+static tr_golden_item *tri_golden_item(tr_golden *g, const char *name)
+{
+    for (int64_t i = 0; i < g->n; i++) {
+        int64_t k = (g->next + i) % g->n;
+        if (strcmp(g->item[k].name, name)) continue;
+        g->next = k + 1;
+        return &g->item[k];
+    }
+    return NULL;
+}
+
+tr_view tr_golden_find(const tr_golden *g, const char *name)
+{
+    for (int64_t i = 0; i < g->n; i++)
+        if (!strcmp(g->item[i].name, name)) return g->item[i].x;
+    return tr_view_none();
+}
+
+/* The whole prompt's shape of a tap: [B, T, ..], [B, H, T, T], or [B, ..]; what state remembers
+ * token by token is [B, T, ..]. */
+static tr_status tri_golden_add(tr_ctx *ctx, tr_golden *g, const tr_tap *t, tr_golden_item **out)
+{
+    int64_t shape[TR_MAX_RANK];
+    int rank = 0;
+    size_t bytes;
+    tr_golden_item *it;
+    void *p = g->item;
+    TRI_TRY(tri_grow(ctx, &p, &g->cap, g->n, sizeof *it));
+    g->item = (tr_golden_item *)p;
+    it = &g->item[g->n];
+    shape[rank++] = g->B;
+    if (t->kind == TR_TAP_ROWS) shape[rank++] = g->T;
+    for (int k = t->kind == TR_TAP_ROWS ? 1 : 0; k < t->x.rank && rank < TR_MAX_RANK; k++)
+        shape[rank++] = t->x.shape[k];
+    if (t->kind == TR_TAP_PROBS) shape[2] = shape[3] = g->T;
+    if (t->grows) shape[1] = g->T;
+    it->x = tr_view_of(NULL, t->x.dtype, rank, shape);
+    TRI_TRY(tri_view_bytes(ctx, it->x, &bytes));
+    TRI_TRY(tri_strdup(ctx, &it->name, t->name, strlen(t->name)));
+    if (tr_alloc(ctx, &it->x.data, bytes) != TR_OK) {
+        tr_free(ctx, it->name);
+        return TR_ERR_MEMORY;
+    }
+    g->n++;
+    g->next = g->n;
+    *out = it;
+    return TR_OK;
+}
+
+tr_status tr_golden_tap(void *golden, tr_ctx *ctx, const tr_tap *t)
+{
+    tr_golden *g = (tr_golden *)golden;
+    tr_golden_item *it = tri_golden_item(g, t->name);
+    int64_t row = 0;
+    if (!it) TRI_TRY(tri_golden_add(ctx, g, t, &it));
+    if (t->kind == TR_TAP_STATE) {
+        tr_view dst = tr_view_at(it->x, t->seq);
+        if (t->grows) dst = tr_view_slice(dst, 0, 0, t->x.shape[0]);
+        return tr_view_copy(ctx, dst, t->x);
+    }
+    if (t->kind == TR_TAP_PROBS) {
+        tr_view dst = tr_view_at(it->x, t->seq);
+        dst = tr_view_slice(dst, 1, t->pos[t->seq], t->x.shape[1]);
+        return tr_view_copy(ctx, tr_view_slice(dst, 2, 0, t->x.shape[2]), t->x);
+    }
+    for (int64_t b = 0; b < t->batch->B; b++) {
+        int64_t T = t->batch->T[b];
+        if (t->seq >= 0 && t->seq != b) continue;
+        if (T) TRI_TRY(tr_view_copy(ctx, tr_view_slice(tr_view_at(it->x, b), 0, t->pos[b], T),
+                                    tr_view_slice(t->x, 0, row, T)));
+        row += T;
+    }
+    return TR_OK;
+}
+
+tr_status tr_golden_write(tr_ctx *ctx, const tr_golden *g, const char *path,
+                          const tr_st_meta_item *meta, int64_t n_meta)
+{
+    tr_st_item *item;
+    void *p;
+    int64_t ragged = 0;
+    tr_status s;
+    TRI_TRY(tri_alloc_n(ctx, &p, g->n + 1, sizeof *item));
+    item = (tr_st_item *)p;
+    for (int64_t i = 0; i < g->n; i++) {
+        item[i].name = g->item[i].name;
+        item[i].view = g->item[i].x;
+    }
+    for (int64_t b = 0; b < g->B; b++) ragged |= g->lengths[b] != g->T;
+    if (ragged) {
+        item[g->n].name = "lengths";
+        item[g->n].view = tr_view1(g->lengths, TR_I64, g->B);
+    }
+    s = tr_st_write(ctx, path, item, g->n + (ragged != 0), meta, n_meta);
+    tr_free(ctx, p);
+    return s;
+}
+
+/* ============================================================================
+ * 32. Differences {bar}
+ *
+ *     max rel = max|a - b| / max|b|        rms = sqrt(sum (a - b)^2 / sum b^2)
+ *     cosine  = sum a b / sqrt(sum a^2 sum b^2)                            b is the golden
+ *
+ * Errors are measured against the size of the tensor, not of the element: an element that happens
+ * to lie near 0 is as uncertain as its neighbours, and its own relative error says nothing.
+ *
+ * Traps. NaN is above no bound, so it must be counted, and one that only one side has is a
+ * difference. Two infinities differ by NaN: equal values are seen before they are subtracted. A
+ * cosine close to 1 hides a wrong scale, a small rms hides one wrong row; look at all of them.
+ * ========================================================================= */
+
+tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b)
+{
+    char sa[96], sb[96];
+    double aa = 0, bb = 0, ab = 0, dd = 0;
+    int64_t n = tr_view_numel(b);
+    memset(out, 0, sizeof *out);
+    while (a.rank > 1 && a.shape[0] == 1) a = tr_view_at(a, 0);
+    while (b.rank > 1 && b.shape[0] == 1) b = tr_view_at(b, 0);
+    if (tr_view_numel(a) != n)
+        return tr_fail(ctx, TR_ERR_SHAPE, "%s and %s differ in size", tr_view_str(a, sa),
+                       tr_view_str(b, sb));
+    if (!tr_view_is_contig(a) || !tr_view_is_contig(b))
+        return tr_fail(ctx, TR_ERR_ARG, "differences are taken of contiguous views");
+    out->n = n;
+    out->worst = -1;
+    for (int64_t i = 0; i < n; i++) {
+        double x = tr_get_f64(a.data, a.dtype, i), y = tr_get_f64(b.data, b.dtype, i);
+        double d = x == y ? 0 : fabs(x - y);
+        out->nan_a += x != x;
+        out->nan_b += y != y;
+        out->inf_a += isinf(x) != 0;
+        out->inf_b += isinf(y) != 0;
+        out->nan_one_side += (x != x) != (y != y);
+        out->equal += x == y || (x != x && y != y);
+        if (x != x || y != y) continue;
+        if (out->worst < 0 || d > out->max_abs) {
+            out->max_abs = d;
+            out->worst = i;
+            out->worst_a = x;
+            out->worst_b = y;
+        }
+        if (fabs(y) > out->max_b) out->max_b = fabs(y);
+        if (isinf(x) || isinf(y)) continue;
+        dd += d * d;
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+    }
+    out->max_rel = out->max_abs == 0 ? 0 : out->max_b > 0 && out->max_abs < HUGE_VAL
+                 ? out->max_abs / out->max_b : HUGE_VAL;
+    out->rms_ratio = dd == 0 ? 0 : bb > 0 ? sqrt(dd / bb) : HUGE_VAL;
+    out->cosine = aa > 0 && bb > 0 ? ab / (sqrt(aa) * sqrt(bb)) : aa == bb ? 1 : 0;
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 33. Self-test {self}
+ *
+ * A header cannot see the flags it is compiled with, nor what the host program did to the rounding
+ * mode. It can see answers: a few sums, products and formats whose result is known and differs
+ * under each of the usual mistakes.
+ *
+ * Traps. A compiler computes constants itself, with its own rounding: the operands must be
+ * volatile.
+ * ========================================================================= */
+
+tr_build tr_build_info(const tr_ctx *ctx)
+{
+    tr_build b;
+    memset(&b, 0, sizeof b);
+    b.version = TR_VERSION;
+    b.contract = TR_CONTRACT;
+#if defined(__clang__)
+    b.compiler = "clang " __clang_version__;
+#elif defined(__GNUC__)
+    b.compiler = "gcc " __VERSION__;
+#else
+    b.compiler = "unknown";
+#endif
+#if defined(__x86_64__)
+    b.arch = "x86_64";
+#elif defined(__aarch64__)
+    b.arch = "aarch64";
+#elif defined(__riscv)
+    b.arch = "riscv";
+#else
+    b.arch = "other";
+#endif
+#if defined(_OPENMP) && !TR_NO_OPENMP
+    b.openmp = 1;
+#endif
+    b.threads = tr_par_threads(ctx);
+    b.mmap = !TR_NO_MMAP;
+    return b;
+}
+
+/* The operands are volatile so that the arithmetic is done by this machine when it runs, with the
+ * rounding and flushing that the host program has set, and not by the compiler. */
+static tr_status tri_test_arithmetic(tr_ctx *ctx)
+{
+    volatile double one = 1, half_ulp = DBL_EPSILON / 2, more = DBL_EPSILON * 3 / 4;
+    volatile double x = 1 + DBL_EPSILON * 4194304;          /* x^2 is inexact in its last bit */
+    volatile double tiny = DBL_MIN, minus;
+    volatile float tinyf = FLT_MIN;
+    double sum = one + half_ulp, up = one + more, down = -one - more;
+    if (sum != 1 || up != 1 + DBL_EPSILON || down != -1 - DBL_EPSILON)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "arithmetic does not round to nearest even");
+    if (tiny / 4 == 0 || tinyf / 4 == 0)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "arithmetic flushes subnormal numbers to zero");
+    minus = -(x * x);
+    if (x * x + minus != 0)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "the compiler fuses a product and a sum that are "
+                       "written apart; build with -ffp-contract=off");
+    return TR_OK;
+}
+
+static tr_status tri_test_formats(tr_ctx *ctx)
+{
+    if (tr_f32_to_bf16(1.00390625f) != 0x3f80 || tr_f32_to_bf16(1.01171875f) != 0x3f82 ||
+        tr_bf16_to_f32(0x3fc0) != 1.5f)
+        return tr_fail(ctx, TR_ERR_FORMAT, "bf16: a known answer is wrong");
+    if (tr_f16_to_f32(0x0001) * 16777216 != 1 || tr_f32_to_f16(65520) != 0x7c00)
+        return tr_fail(ctx, TR_ERR_FORMAT, "f16: a known answer is wrong");
+    if (tr_e4m3_to_f32(0x01) * 512 != 1 || tr_e4m3_to_f32(0x7e) != 448 ||
+        tr_f32_to_e4m3(500, TR_OVERFLOW_SATURATE) != 0x7e)
+        return tr_fail(ctx, TR_ERR_FORMAT, "e4m3: a known answer is wrong");
+    if (tr_e2m1_to_f32(0xf) != -6 || tr_f32_to_e2m1(2.5f) != 4 ||
+        tr_f32_bits(tr_e8m0_to_f32(0)) != 0x00400000)
+        return tr_fail(ctx, TR_ERR_FORMAT, "e2m1, e8m0: a known answer is wrong");
+    return TR_OK;
+}
+
+tr_status tr_selftest(tr_ctx *ctx)
+{
+    TRI_TRY(tri_test_arithmetic(ctx));
+    return tri_test_formats(ctx);
 }
 
 /* ============================================================================

@@ -1,0 +1,298 @@
+/* e2e.c - whole models against the vendors' own numbers. Every folder under CASES/kimi_k3 and
+ * CASES/families that has a config.json, a checkpoint and an expected.safetensors is run: all
+ * taps, the state after the prompt, greedy ids, the prompt in pieces and token by token.
+ *
+ * usage: e2e [CASES]     default tests/golden */
+#define TRILLION_IMPLEMENTATION
+#include "test.h"
+#include <dirent.h>
+#include <sys/stat.h>
+
+#define MAX_NAME 512
+
+typedef struct fixture {
+    const char *dir;
+    tr_ctx  *ctx;
+    tr_st    want;              /* expected.safetensors */
+    tr_model *model;
+    int32_t *ids;  int64_t B, T;        /* B prompts of T tokens */
+    int64_t *lengths;
+} fixture;
+
+
+static fixture fx;
+
+/* The released layout names a tap of ours differently in cases/families. */
+static void our_name(char out[MAX_NAME], const char *theirs)
+{
+    static const char *const map[][2] = {
+        { "embed", "model.embed_tokens" }, { "norm", "model.norm" }
+    };
+    static const char *const tail[][2] = {
+        { ".mlp.topk_ids", ".mlp.gate.topk_ids" }, { ".mlp.topk_weights", ".mlp.gate.topk_weights" },
+        { ".mlp.router_logits", ".mlp.gate" }
+    };
+    snprintf(out, MAX_NAME, "%s%s", strncmp(theirs, "layers.", 7) ? "" : "model.", theirs);
+    for (size_t i = 0; i < 2; i++)
+        if (!strcmp(theirs, map[i][0])) snprintf(out, MAX_NAME, "%s", map[i][1]);
+    for (size_t i = 0; i < 3; i++) {
+        size_t n = strlen(out), k = strlen(tail[i][0]);
+        if (n > k && !strcmp(out + n - k, tail[i][0]))
+            snprintf(out + n - k, MAX_NAME - (n - k), "%s", tail[i][1]);
+    }
+}
+
+static int ends_in(const char *s, const char *end)
+{
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* Contiguous copy as binary64, leading 1s and all. */
+static double *as_f64(tr_view v, int64_t *n)
+{
+    int64_t count = tr_view_numel(v);
+    double *x = (double *)malloc((size_t)(count ? count : 1) * sizeof *x);
+    tr_view dst = tr_view_of(x, TR_F64, v.rank, v.shape);
+    CHECK_OK(fx.ctx, tr_view_copy(fx.ctx, dst, v));
+    *n = count;
+    return x;
+}
+
+/* Vendors that de-interleave a head's rotary part before turning it store it in that order. */
+static void deinterleave(double *x, int64_t rows, int64_t width, int64_t rope)
+{
+    double t[1024];
+    for (int64_t r = 0; r < rows; r++) {
+        double *p = x + (r + 1) * width - rope;
+        for (int64_t i = 0; i < rope / 2; i++) {
+            t[i] = p[2 * i];
+            t[rope / 2 + i] = p[2 * i + 1];
+        }
+        memcpy(p, t, (size_t)rope * sizeof *t);
+    }
+}
+
+/* Files keep the last four inputs of a convolution, of which three are ever read again. */
+static double *last_columns(const double *x, int64_t rows, int64_t have, int64_t want)
+{
+    double *y = (double *)malloc((size_t)(rows * want) * sizeof *y);
+    for (int64_t r = 0; r < rows; r++)
+        memcpy(y + r * want, x + r * have + have - want, (size_t)want * sizeof *y);
+    return y;
+}
+
+static void compare_tap(const tr_st_entry *e, const char *name, tr_view got)
+{
+    const tr_config *c = &fx.model->cfg;
+    int64_t n, m;
+    double *a, *b, bound = e->view.dtype == TR_F32 ? 1e-6 : 1e-10;
+    if (tr_view_is_none(got)) {
+        test_bad++;
+        printf("  %s: no tap \"%s\"\n", fx.dir, name);
+        return;
+    }
+    a = as_f64(got, &n);
+    b = as_f64(e->view, &m);
+    if (strstr(name, ".conv_") && m > n) {
+        int64_t J = got.shape[got.rank - 1];
+        double *cut = last_columns(b, n / J, e->view.shape[e->view.rank - 1], J);
+        free(b);
+        b = cut;
+        m = n;
+    }
+    if (n != m) {
+        test_bad++;
+        printf("  %s: %s has %lld values, expected %lld\n", fx.dir, name, (long long)n, (long long)m);
+    } else if (e->view.dtype == TR_I32 || e->view.dtype == TR_I64) {
+        CHECK_NEAR(a, b, n, 0);
+    } else {
+        if (c->family->layout == TR_ROPE_INTERLEAVED &&
+            (ends_in(name, "self_attn.q") || ends_in(name, "self_attn.k")))
+            deinterleave(a, n / (c->nope + c->rope), c->nope + c->rope, c->rope);
+        test_near(a, b, n, bound, name, fx.dir, 0);
+    }
+    free(a);
+    free(b);
+}
+
+/* A run over the whole prompt with every tap, in pieces of `piece` tokens. */
+static void run_prompt(tr_golden *g, tr_run **r, int64_t piece)
+{
+    static const char *const all[] = { "*" };
+    tr_run_opts o = tr_run_opts_default();
+    tr_batch b;
+    b.B = fx.B;
+    b.T = fx.lengths;
+    b.ids = fx.ids;
+    o.B = fx.B;
+    o.max_tokens = piece * fx.B;
+    o.capacity = fx.T + 16;
+    o.logits = TR_LOGITS_ALL;
+    o.tap = tr_golden_tap;
+    o.tap_user = g;
+    o.globs = all;
+    o.n_globs = 1;
+    CHECK_OK(fx.ctx, tr_golden_new(fx.ctx, g, fx.B, fx.lengths));
+    CHECK_OK(fx.ctx, tr_run_new(fx.ctx, r, fx.model, &o));
+    if (!*r) return;
+    CHECK_OK(fx.ctx, tr_prefill(*r, &b));
+    CHECK_OK(fx.ctx, tr_tap_state(*r));
+}
+
+static int is_loss(const char *name)
+{
+    return strstr(name, "loss") || !strncmp(name, "f64.mtp.", 8);
+}
+
+/* What is stored in binary64 is held to 1e-10, what was rounded to binary32 for size to 1e-6. */
+static void hold_taps(tr_dtype type)
+{
+    tr_golden g;
+    tr_run *r = NULL;
+    run_prompt(&g, &r, fx.T);
+    for (int64_t i = 0; r && i < fx.want.n; i++) {
+        const tr_st_entry *e = &fx.want.entry[i];
+        char name[MAX_NAME];
+        if (strncmp(e->name, "f64.", 4) || !strncmp(e->name, "f64.greedy", 10) ||
+            is_loss(e->name) || (e->view.dtype == TR_F32) != (type == TR_F32)) continue;
+        our_name(name, e->name + 4);
+        compare_tap(e, name, tr_golden_find(&g, name));
+    }
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &g);
+}
+
+static void taps_stored_f64(void) { hold_taps(TR_F64); }
+static void taps_stored_f32(void) { hold_taps(TR_F32); }
+
+static void greedy(void)
+{
+    const tr_st_entry *e = tr_st_find(&fx.want, "f64.greedy_ids");
+    tr_run_opts o = tr_run_opts_default();
+    tr_run *r = NULL;
+    int32_t out[64];
+    int64_t n = e ? tr_view_numel(e->view) : 0;
+    o.capacity = fx.T + n;
+    if (!e || fx.B > 1) return;
+    CHECK(n <= 64);
+    CHECK_OK(fx.ctx, tr_run_new(fx.ctx, &r, fx.model, &o));
+    if (r) CHECK_OK(fx.ctx, tr_generate(r, fx.ids, fx.T, n, out));
+    for (int64_t i = 0; r && i < n; i++)
+        CHECK(out[i] == (int32_t)tr_get_f64(e->view.data, e->view.dtype, i));
+    tr_run_free(r);
+}
+
+/* The prompt in any pieces gives what it gives whole: every tap, and the state. */
+static void pieces(void)
+{
+    static const int64_t cut[] = { 1, 47 };
+    tr_golden whole, part;
+    tr_run *r = NULL, *p = NULL;
+    run_prompt(&whole, &r, fx.T);
+    for (size_t k = 0; k < sizeof cut / sizeof cut[0]; k++) {
+        run_prompt(&part, &p, cut[k]);
+        CHECK(part.n == whole.n);
+        for (int64_t i = 0; i < whole.n; i++) {
+            tr_view a = tr_golden_find(&part, whole.item[i].name), b = whole.item[i].x;
+            tr_diff d;
+            CHECK_OK(fx.ctx, tr_diff_views(fx.ctx, &d, a, b));
+            if (d.max_rel > test_worst) test_worst = d.max_rel;
+            if (!(d.max_rel <= 1e-12) || d.nan_one_side) {
+                test_bad++;
+                printf("  %s in pieces of %lld: %s differs by %.3g\n", fx.dir, (long long)cut[k],
+                       whole.item[i].name, d.max_rel);
+            }
+        }
+        test_bound = 1e-12;
+        tr_run_free(p);
+        p = NULL;
+        tr_golden_free(fx.ctx, &part);
+    }
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &whole);
+}
+
+static int open_fixture(const char *dir)
+{
+    char path[2 * MAX_NAME + 32];
+    const tr_st_entry *ids;
+    memset(&fx, 0, sizeof fx);
+    fx.dir = dir;
+    fx.ctx = test_ctx();
+    snprintf(path, sizeof path, "%s/expected.safetensors", dir);
+    if (tr_model_open(fx.ctx, &fx.model, dir, NULL) == TR_ERR_UNSUPPORTED) {
+        printf("skipped %s\n", tr_err_last(fx.ctx));
+        tr_ctx_free(fx.ctx);
+        return 0;
+    }
+    if (!fx.model) { printf("FAILED %s\n", tr_err_last(fx.ctx)); test_failed++; return 0; }
+    if (tr_st_open(fx.ctx, &fx.want, path, 0) != TR_OK) {
+        printf("FAILED %s\n", tr_err_last(fx.ctx));
+        test_failed++;
+        return 0;
+    }
+    ids = tr_st_find(&fx.want, "input_ids");
+    if (tr_st_find(&fx.want, "pixel_values")) {
+        printf("skipped %s: images are not supported\n", dir);
+        return 0;
+    }
+    if (!ids) { printf("skipped %s: no input_ids\n", dir); return 0; }
+    fx.B = ids->view.rank > 1 ? ids->view.shape[0] : 1;
+    fx.T = tr_view_numel(ids->view) / fx.B;
+    fx.ids = (int32_t *)malloc((size_t)(fx.B * fx.T) * sizeof *fx.ids);
+    fx.lengths = (int64_t *)malloc((size_t)fx.B * sizeof *fx.lengths);
+    for (int64_t b = 0; b < fx.B; b++) fx.lengths[b] = fx.T;
+    for (int64_t i = 0; i < fx.B * fx.T; i++)
+        fx.ids[i] = (int32_t)tr_get_f64(ids->view.data, ids->view.dtype, i);
+    return 1;
+}
+
+static void close_fixture(void)
+{
+    free(fx.ids);
+    free(fx.lengths);
+    tr_model_close(fx.model);
+    tr_st_close(fx.ctx, &fx.want);
+    CHECK(tr_ctx_bytes(fx.ctx) == 0);
+    tr_ctx_free(fx.ctx);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static void run_folder(const char *cases, const char *sub)
+{
+    char dir[MAX_NAME], path[2 * MAX_NAME];
+    struct dirent **list;
+    struct stat st;
+    int n;
+    snprintf(dir, sizeof dir, "%s/%s", cases, sub);
+    n = scandir(dir, &list, NULL, by_name);
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s/%.100s/expected.safetensors", cases, sub, list[i]->d_name);
+        if (list[i]->d_name[0] != '.' && !stat(path, &st)) {
+            snprintf(path, sizeof path, "%s/%s/%.100s", cases, sub, list[i]->d_name);
+            if (open_fixture(path)) {
+                printf("%s: %lld x %lld tokens\n", path, (long long)fx.B, (long long)fx.T);
+                TEST(taps_stored_f64);
+                TEST(taps_stored_f32);
+                TEST(greedy);
+                TEST(pieces);
+                close_fixture();
+            }
+        }
+        free(list[i]);
+    }
+    if (n >= 0) free(list);
+}
+
+int main(int argc, char **argv)
+{
+    const char *cases = argc > 1 ? argv[1] : "tests/golden";
+    run_folder(cases, "kimi_k3");
+    run_folder(cases, "families");
+    return test_end();
+}

@@ -1,0 +1,2958 @@
+/* trillion.c - the command line: one program of subcommands, a user of trillion.h like any other
+ *
+ * What was asked for goes to stdout, all else to stderr; an error is one sentence. Exit codes:
+ * 0 fine, 1 the answer is "differs" or "failed", 2 unusable input or arguments. A command computes
+ * before it prints, so that a failure leaves no half answer behind. Memory is given back by the
+ * end of the program: the tool, unlike the library, may exit where it stands (see die).
+ *
+ * CONTENTS   (search for the tag in braces)
+ *
+ *     {app}     errors, memory, progress          {plan}    plan
+ *     {opt}     options, one table a command      {golden}  golden
+ *     {out}     numbers, lists, JSON              {compare} compare
+ *     {ids}     prompts from a file               {run}     run
+ *     {open}    models and pieces of prompts      {tiny}    tiny
+ *     {audit}   audit                             {small}   families, selftest
+ *                                                 {main}    the table of commands
+ */
+
+#define TRILLION_IMPLEMENTATION
+#include "../trillion.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ============================================================================
+ * The program {app}
+ * ========================================================================= */
+
+enum { EXIT_FINE = 0, EXIT_DIFFERS = 1, EXIT_UNUSABLE = 2 };
+
+typedef enum opt_kind { OPT_FLAG, OPT_ONE, OPT_MANY, OPT_NEEDED } opt_kind;
+
+typedef struct option {
+    const char *name;
+    const char *arg;                /* what its value is called; NULL for a flag */
+    opt_kind    kind;
+    const char *help;
+} option;
+
+typedef struct given { const option *opt; const char *value; } given;
+
+typedef struct progress {
+    const char *what;
+    double total, begun, shown;     /* shown: when last; 0 never */
+    int    tty, open;               /* open: an unfinished line stands on the terminal */
+} progress;
+
+typedef struct lines { char **s; int64_t n, cap; } lines;
+
+typedef struct app app;
+
+typedef struct command {
+    const char   *name, *args, *help;
+    const char   *note;             /* the rules that its --help states */
+    int           n_args;
+    int           json;             /* has --json */
+    const option *options;
+    int         (*run)(app *a);
+} command;
+
+struct app {
+    tr_ctx        *ctx;
+    const command *cmd;
+    const char   **arg;             /* [cmd->n_args] */
+    given         *opt;  int n_opt;
+    progress       bar;
+    int            quiet_warnings;  /* collected, shown by the command itself */
+    lines          warnings;
+    int            json, depth, comma;
+};
+
+static double now(void)
+{
+    struct timespec t;
+    timespec_get(&t, TIME_UTC);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void progress_clear(app *a)
+{
+    if (a->bar.open) fprintf(stderr, "\r\033[K");
+    a->bar.open = 0;
+}
+
+/* One line, whatever a file's name holds. */
+static void vsay(app *a, const char *fmt, va_list ap)
+{
+    char line[4096];
+    progress_clear(a);
+    vsnprintf(line, sizeof line, fmt, ap);
+    for (char *s = line; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f) *s = '?';
+    fprintf(stderr, "trillion: %s\n", line);
+}
+
+TR_PRINTF(2, 3) static void say(app *a, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsay(a, fmt, ap);
+    va_end(ap);
+}
+
+TR_PRINTF(2, 3) static _Noreturn void die(app *a, const char *fmt, ...)
+{
+    va_list ap;
+    for (int64_t i = 0; i < a->warnings.n; i++) say(a, "warning: %s", a->warnings.s[i]);
+    va_start(ap, fmt);
+    vsay(a, fmt, ap);
+    va_end(ap);
+    fflush(stderr);
+    _exit(EXIT_UNUSABLE);               /* not exit: what stdout still holds is half an answer */
+}
+
+/* The library's sentence ends the program. */
+static void must(app *a, tr_status s)
+{
+    if (s != TR_OK) die(a, "%s", tr_err_last(a->ctx));
+}
+
+/* [n] zeroed elements; n may be 0. */
+static void *need(app *a, int64_t n, size_t elem)
+{
+    size_t bytes;
+    void *p;
+    must(a, tr_size_mul(a->ctx, &bytes, (size_t)n, elem));
+    must(a, tr_alloc(a->ctx, &p, bytes ? bytes : 1));
+    return p;
+}
+
+/* p with room for one more than used. */
+static void *grow(app *a, void *p, int64_t *cap, int64_t used, size_t elem)
+{
+    void *q;
+    if (used < *cap) return p;
+    *cap = *cap ? 2 * *cap : 64;
+    q = need(a, *cap, elem);
+    if (used) memcpy(q, p, (size_t)used * elem);
+    tr_free(a->ctx, p);
+    return q;
+}
+
+TR_PRINTF(2, 3) static char *text(app *a, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+    char *s;
+    va_start(ap, fmt);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    s = (char *)need(a, (int64_t)n + 1, 1);
+    va_start(ap, fmt);
+    vsnprintf(s, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    return s;
+}
+
+static void lines_add(app *a, lines *l, const char *s)
+{
+    l->s = (char **)grow(a, l->s, &l->cap, l->n, sizeof *l->s);
+    l->s[l->n++] = text(a, "%s", s);
+}
+
+static void on_warning(void *user, const char *line)
+{
+    app *a = (app *)user;
+    if (a->quiet_warnings) lines_add(a, &a->warnings, line);
+    else say(a, "warning: %s", line);
+}
+
+/* ---- Progress: nothing for two seconds; then one line rewritten on a terminal, else a line every
+ * ten seconds. */
+
+static void progress_begin(app *a, const char *what, double total)
+{
+    a->bar.what = what;
+    a->bar.total = total > 0 ? total : 1;
+    a->bar.begun = now();
+    a->bar.shown = 0;
+    a->bar.tty = isatty(2);
+}
+
+static void progress_at(app *a, double done, const char *detail)
+{
+    progress *b = &a->bar;
+    double t = now(), spent = t - b->begun, part = done / b->total, left;
+    if (spent < 2 || part >= 1 || t - b->shown < (b->tty ? 0.2 : 10)) return;
+    left = part > 0 ? spent / part - spent : 0;
+    fprintf(stderr, "%strillion: %s: %.1f %%, %.0f s spent, about %.0f s left%s%s%s",
+            b->tty ? "\r" : "", b->what, 100 * part, spent, left, *detail ? "; " : "", detail,
+            b->tty ? "\033[K" : "\n");
+    fflush(stderr);
+    b->open = b->tty;
+    b->shown = t;
+}
+
+static double progress_end(app *a)
+{
+    progress_clear(a);
+    return now() - a->bar.begun;
+}
+
+/* ---- Files */
+
+/* The whole file, with a NUL behind it. */
+static char *read_file(app *a, const char *path, size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    char *p = NULL;
+    int64_t cap = 0, used = 0;
+    if (!f) die(a, "%s: %s", path, strerror(errno));
+    for (;;) {
+        if (used > 1 << 30) die(a, "%s: more than a gigabyte of text", path);
+        p = (char *)grow(a, p, &cap, used, 1);
+        used += (int64_t)fread(p + used, 1, (size_t)(cap - used), f);
+        if (used < cap) break;
+    }
+    if (ferror(f)) die(a, "%s: %s", path, strerror(errno));
+    fclose(f);
+    p[used] = 0;
+    *n = (size_t)used;
+    return p;
+}
+
+static int exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+/* A text file is written as PATH.part and renamed when complete. */
+static FILE *part_open(app *a, const char *path)
+{
+    FILE *f = fopen(text(a, "%s.part", path), "wb");
+    if (!f) die(a, "%s: %s", path, strerror(errno));
+    return f;
+}
+
+static void part_close(app *a, const char *path, FILE *f)
+{
+    char *part = text(a, "%s.part", path);
+    int ok = !ferror(f);
+    if (fclose(f) != 0) ok = 0;
+    if (!ok || rename(part, path) != 0) {
+        int e = errno;
+        remove(part);
+        die(a, "%s: %s", path, strerror(e));
+    }
+}
+
+/* Asks before hours of work, not after, whether the answer can be stored. */
+static void must_be_writable(app *a, const char *path)
+{
+    char *part = text(a, "%s.part", path);
+    struct stat st;
+    FILE *f;
+    if (!*path) die(a, "%s: an empty name for the file to write", a->cmd->name);
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) die(a, "%s: is a folder", path);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) die(a, "%s: is no regular file", path);
+    f = fopen(part, "wbx");                             /* not over somebody else's */
+    if (!f && errno != EEXIST) die(a, "%s: %s", path, strerror(errno));
+    if (f) { fclose(f); remove(part); }
+    tr_free(a->ctx, part);
+}
+
+/* ============================================================================
+ * Options {opt}
+ * ========================================================================= */
+
+static const option shared_options[] = {
+    { "--threads", "N",  OPT_ONE,  "threads (default: what OpenMP offers)" },
+    { "--help",    NULL, OPT_FLAG, "this page" },
+    { NULL, NULL, OPT_FLAG, NULL }
+};
+static const option json_option[] = {
+    { "--json",    NULL, OPT_FLAG, "print one JSON object" },
+    { NULL, NULL, OPT_FLAG, NULL }
+};
+
+static const option *option_in(const option *table, const char *name, size_t n)
+{
+    for (; table->name; table++)
+        if (strlen(table->name) == n && memcmp(table->name, name, n) == 0) return table;
+    return NULL;
+}
+
+static const option *option_find(const command *c, const char *name, size_t n)
+{
+    const option *o = option_in(c->options, name, n);
+    if (!o) o = option_in(shared_options, name, n);
+    if (!o && c->json) o = option_in(json_option, name, n);
+    return o;
+}
+
+static const char *opt(const app *a, const char *name)      /* NULL: not given */
+{
+    for (int i = 0; i < a->n_opt; i++)
+        if (strcmp(a->opt[i].opt->name, name) == 0) return a->opt[i].value;
+    return NULL;
+}
+
+static const char **opt_all(app *a, const char *name, int64_t *n)
+{
+    const char **v = (const char **)need(a, a->n_opt + 1, sizeof *v);
+    *n = 0;
+    for (int i = 0; i < a->n_opt; i++)
+        if (strcmp(a->opt[i].opt->name, name) == 0) v[(*n)++] = a->opt[i].value;
+    return v;
+}
+
+static int64_t opt_int(app *a, const char *name, int64_t absent, int64_t least, int64_t most)
+{
+    const char *s = opt(a, name);
+    char *end;
+    long long v;
+    if (!s) return absent;
+    errno = 0;
+    v = strtoll(s, &end, 10);
+    if (end == s || *end || errno || v < least || v > most)
+        die(a, "%s: %s '%s' is not an integer from %lld to %lld", a->cmd->name, name, s,
+            (long long)least, (long long)most);
+    return v;
+}
+
+static double opt_num(app *a, const char *name, double absent)
+{
+    const char *s = opt(a, name);
+    char *end;
+    double v;
+    if (!s) return absent;
+    v = strtod(s, &end);
+    if (end == s || *end || !(v >= 0) || v > DBL_MAX)
+        die(a, "%s: %s '%s' is not a number from 0 up", a->cmd->name, name, s);
+    return v;
+}
+
+/* argv[*i] is an option; takes its value from behind `=` or from the next argument. */
+static void option_take(app *a, int argc, char **argv, int *i)
+{
+    const char *s = argv[*i], *eq = s[1] == '-' ? strchr(s, '=') : NULL;
+    const option *o = option_find(a->cmd, s, eq ? (size_t)(eq - s) : strlen(s));
+    const char *value = eq ? eq + 1 : "";
+    if (!o) die(a, "%s: there is no option '%s'", a->cmd->name, s);
+    if (o->kind == OPT_FLAG && eq) die(a, "%s: %s takes no value", a->cmd->name, o->name);
+    if (o->kind != OPT_FLAG && !eq) {
+        if (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0)
+            die(a, "%s: %s needs a value, %s", a->cmd->name, o->name, o->arg);
+        value = argv[++*i];
+    }
+    if (o->kind != OPT_MANY && opt(a, o->name))
+        die(a, "%s: %s is given twice", a->cmd->name, o->name);
+    a->opt[a->n_opt].opt = o;
+    a->opt[a->n_opt++].value = value;
+}
+
+static void options_parse(app *a, int argc, char **argv)
+{
+    int n = 0, only_args = 0;
+    a->opt = (given *)calloc((size_t)argc + 1, sizeof *a->opt);     /* no context yet */
+    a->arg = (const char **)calloc((size_t)argc + 1, sizeof *a->arg);
+    if (!a->opt || !a->arg) die(a, "out of memory");
+    for (int i = 0; i < argc; i++) {
+        if (!only_args && strcmp(argv[i], "--") == 0) only_args = 1;
+        else if (!only_args && argv[i][0] == '-' && argv[i][1]) option_take(a, argc, argv, &i);
+        else if (n < a->cmd->n_args) a->arg[n++] = argv[i];
+        else die(a, "%s: '%s' is one argument too many", a->cmd->name, argv[i]);
+    }
+    if (opt(a, "--help")) return;
+    if (n < a->cmd->n_args)
+        die(a, "%s needs %s; `trillion %s --help` explains", a->cmd->name, a->cmd->args,
+            a->cmd->name);
+    for (const option *o = a->cmd->options; o->name; o++)
+        if (o->kind == OPT_NEEDED && !opt(a, o->name))
+            die(a, "%s needs %s %s; `trillion %s --help` explains", a->cmd->name, o->name, o->arg,
+                a->cmd->name);
+    a->json = opt(a, "--json") != NULL;
+}
+
+static void options_print(const option *o)
+{
+    for (; o->name; o++) {
+        char left[64];
+        snprintf(left, sizeof left, "%s%s%s", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+        printf("  %-20s %s%s\n", left, o->help, o->kind == OPT_MANY ? " (may be repeated)" : "");
+    }
+}
+
+static int help_print(const command *c)
+{
+    printf("trillion %s%s%s\n\n%s\n\n", c->name, *c->args ? " " : "", c->args, c->help);
+    options_print(c->options);
+    if (c->json) options_print(json_option);
+    options_print(shared_options);
+    if (c->note[0]) printf("\n%s", c->note);
+    return EXIT_FINE;
+}
+
+/* ============================================================================
+ * Output {out}
+ * ========================================================================= */
+
+typedef struct str32 { char s[32]; } str32;
+
+static str32 commas(int64_t n)                  /* 1234567 -> "1,234,567"; n >= 0 */
+{
+    str32 out;
+    char digits[24];
+    int k = snprintf(digits, sizeof digits, "%lld", (long long)n), j = 0;
+    for (int i = 0; i < k; i++) {
+        if (i && (k - i) % 3 == 0) out.s[j++] = ',';
+        out.s[j++] = digits[i];
+    }
+    out.s[j] = 0;
+    return out;
+}
+
+static str32 scaled(double x, double step, const char *const *unit)
+{
+    str32 out;
+    int k = 0;
+    while (x >= 999.5 && k < 5) { x /= step; k++; }
+    snprintf(out.s, sizeof out.s, k && x < 99.95 ? "%.*f %s" : "%.*f %s", k && x < 99.95 ? 1 : 0,
+             x, unit[k]);
+    return out;
+}
+
+static str32 exact(double x)                    /* the shortest decimal that reads back as x */
+{
+    str32 out;
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(out.s, sizeof out.s, "%.*g", digits, x);
+        if (strtod(out.s, NULL) == x) break;
+    }
+    return out;
+}
+
+static str32 human(double n)                    /* 2.78e12 -> "2.8 T" */
+{
+    static const char *const unit[] = { "", "k", "M", "G", "T", "P" };
+    return scaled(n, 1000, unit);
+}
+
+static str32 size_of(double bytes)              /* 1048576 -> "1.0 MiB" */
+{
+    static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
+    return scaled(bytes, 1024, unit);
+}
+
+static str32 shape_str(tr_view v)               /* "[64,96,128]" */
+{
+    str32 out;
+    size_t n = 0;
+    out.s[0] = 0;
+    for (int k = 0; k < v.rank && n < 24; k++)
+        n += (size_t)snprintf(out.s + n, sizeof out.s - n, k ? ",%lld" : "[%lld",
+                              (long long)v.shape[k]);
+    if (n < sizeof out.s - 1) snprintf(out.s + n, sizeof out.s - n, "]");
+    return out;
+}
+
+/* The marked ones of 0..n-1 as "0-2, 4, 7-9", with ", " or another comma. */
+static char *ranges(app *a, const char *marked, int64_t n, const char *comma)
+{
+    char *s = (char *)need(a, 48 * n + 1, 1);
+    size_t used = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t j = i;
+        if (!marked[i]) continue;
+        while (j + 1 < n && marked[j + 1]) j++;
+        used += (size_t)sprintf(s + used, "%s%lld", used ? comma : "", (long long)i);
+        if (j > i)
+            used += (size_t)sprintf(s + used, "%s%lld", j > i + 1 ? "-" : comma, (long long)j);
+        i = j;
+    }
+    return s;
+}
+
+/* Words of a list under each other in lines of 100 columns. */
+static void print_wrapped(const char *const *word, int64_t n)
+{
+    size_t col = 0;
+    for (int64_t i = 0; i < n; i++) {
+        size_t len = strlen(word[i]);
+        if (col && col + 1 + len > 99) { printf("\n"); col = 0; }
+        col += (size_t)printf(col ? " %s" : "  %s", word[i]);
+    }
+    if (col) printf("\n");
+}
+
+static void print_at(const char *left, const char *s)   /* s in lines of 100 columns after left */
+{
+    size_t indent = strlen(left), room = 99 - indent;
+    printf("%s", left);
+    while (strlen(s) > room) {
+        size_t k = room;
+        while (k > 0 && s[k] != ' ') k--;
+        if (k == 0) break;
+        printf("%.*s\n%*s", (int)k, s, (int)indent, "");
+        s += k + 1;
+    }
+    printf("%s\n", s);
+}
+
+/* ---- JSON: key NULL inside an array. */
+
+/* Bytes of the UTF-8 character at s; 0 if there is none, which a name of a file may hold. */
+static int utf8_bytes(const unsigned char *s)
+{
+    int n = *s < 0x80 ? 1 : *s < 0xc2 ? 0 : *s < 0xe0 ? 2 : *s < 0xf0 ? 3 : *s < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    return n;
+}
+
+static void js_quote(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    putchar('"');
+    while (*s) {
+        int n = utf8_bytes(s);
+        if (n == 0 || *s < 32) printf("\\u%04x", n ? *s : 0xfffd);
+        else if (*s == '"' || *s == '\\') printf("\\%c", *s);
+        else fwrite(s, 1, (size_t)n, stdout);
+        s += n ? n : 1;
+    }
+    putchar('"');
+}
+
+static void js_lead(app *a, const char *key)
+{
+    if (a->comma) putchar(',');
+    if (a->comma && a->depth <= 2) putchar('\n');
+    if (key) { js_quote(key); putchar(':'); }
+    a->comma = 1;
+}
+
+static void js_open(app *a, const char *key, char bracket)
+{
+    js_lead(a, key);
+    putchar(bracket);
+    a->comma = 0;
+    a->depth++;
+}
+
+static void js_close(app *a, char bracket)
+{
+    putchar(bracket);
+    a->comma = 1;
+    if (--a->depth == 0) putchar('\n');
+}
+
+static void js_str(app *a, const char *key, const char *s)   /* s NULL: null */
+{
+    js_lead(a, key);
+    if (s) js_quote(s);
+    else printf("null");
+}
+static void js_int(app *a, const char *key, int64_t v)
+{
+    js_lead(a, key);
+    printf("%lld", (long long)v);
+}
+static void js_bool(app *a, const char *key, int v)
+{
+    js_lead(a, key);
+    printf(v ? "true" : "false");
+}
+static void js_num(app *a, const char *key, double v)       /* JSON has no NaN, no infinity */
+{
+    js_lead(a, key);
+    printf("%s", isfinite(v) ? exact(v).s : "null");
+}
+static void js_shape(app *a, const char *key, int rank, const int64_t *shape)
+{
+    js_open(a, key, '[');
+    for (int k = 0; k < rank; k++) js_int(a, NULL, shape[k]);
+    js_close(a, ']');
+}
+static void js_lines(app *a, const char *key, const lines *l)
+{
+    js_open(a, key, '[');
+    for (int64_t i = 0; i < l->n; i++) js_str(a, NULL, l->s[i]);
+    js_close(a, ']');
+}
+
+/* ============================================================================
+ * Prompts {ids}
+ * ========================================================================= */
+
+#define IDS_NOTE                                                                             \
+    "FILE of --ids: text, one sequence of integers a line, separated by blanks; lines without\n" \
+    "any are skipped. Or a safetensors with input_ids, I64 or I32 [B, T] or [T], and optional\n" \
+    "lengths [B]; other tensors in it are ignored.\n"
+
+typedef struct prompts {
+    int64_t  B, T;                  /* sequences; longest of them */
+    int64_t *len;                   /* [B] */
+    int32_t *id;                    /* [B, T], 0 past a sequence's end */
+} prompts;
+
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), k = strlen(tail);
+    return n >= k && strcmp(s + n - k, tail) == 0;
+}
+
+static int is_blank(char c) { return c == ' ' || c == '\t'; }
+
+/* The word at p, up to and with the first byte that no one can see, as "1\\xef". */
+static str32 word_str(const char *p, const char *end)
+{
+    str32 s;
+    int k = 0;
+    for (; p < end && k < 24 && *p > ' ' && *p < 127; p++) s.s[k++] = *p;
+    s.s[k] = 0;
+    if (p < end && k < 24 && !is_blank(*p))
+        snprintf(s.s + k, sizeof s.s - (size_t)k, "\\x%02x", (unsigned)(unsigned char)*p);
+    return s;
+}
+
+/* Appends the integers of one line to id; returns how many there were. */
+static int64_t ids_line(app *a, const char *path, int64_t line, const char *p, const char *end,
+                        int32_t *id)
+{
+    int64_t n = 0;
+    while (p < end) {
+        const char *word = p;
+        int64_t v = 0;
+        if (is_blank(*p)) { p++; continue; }
+        while (p < end && *p >= '0' && *p <= '9' && v <= INT32_MAX) v = 10 * v + (*p++ - '0');
+        if (p == word || v > INT32_MAX || (p < end && !is_blank(*p)))
+            die(a, "%s:%lld: '%s' is no token id; a line is integers from 0 to %d between blanks",
+                path, (long long)line, word_str(word, end).s, INT32_MAX);
+        id[n++] = (int32_t)v;
+    }
+    return n;
+}
+
+static void ids_pad(app *a, prompts *p, const int32_t *flat)
+{
+    size_t n;
+    for (int64_t b = 0; b < p->B; b++)
+        if (p->len[b] > p->T) p->T = p->len[b];
+    must(a, tr_size_mul(a->ctx, &n, (size_t)p->B, (size_t)p->T));
+    p->id = (int32_t *)need(a, (int64_t)n, sizeof *p->id);
+    for (int64_t b = 0; b < p->B; b++) {
+        memcpy(p->id + b * p->T, flat, (size_t)p->len[b] * sizeof *flat);
+        flat += p->len[b];
+    }
+}
+
+static void ids_text(app *a, prompts *p, const char *path)
+{
+    size_t n;
+    const char *s = read_file(a, path, &n), *end = s + n;
+    int32_t *flat = (int32_t *)need(a, (int64_t)(n / 2 + 1), sizeof *flat);
+    int64_t used = 0, cap = 0;
+    for (int64_t line = 1; s < end; line++) {
+        const char *stop = (const char *)memchr(s, '\n', (size_t)(end - s));
+        const char *text_end = stop ? stop : end;
+        int64_t k;
+        if (text_end > s && text_end[-1] == '\r') text_end--;
+        k = ids_line(a, path, line, s, text_end, flat + used);
+        p->len = (int64_t *)grow(a, p->len, &cap, p->B, sizeof *p->len);
+        if (k) p->len[p->B++] = k;
+        used += k;
+        s = stop ? stop + 1 : end;
+    }
+    if (p->B == 0) die(a, "%s: no token ids in it", path);
+    ids_pad(a, p, flat);
+}
+
+/* Element i of an integer tensor; die says what else it is. */
+static int64_t int_at(app *a, const char *path, const tr_st_entry *e, int64_t i)
+{
+    char s[96];
+    int64_t v64;
+    int32_t v32;
+    if (e->view.dtype == TR_I64) {
+        memcpy(&v64, (const char *)e->view.data + 8 * i, 8);
+        return v64;
+    }
+    if (e->view.dtype != TR_I32)
+        die(a, "%s: %s is %s, expected I64 or I32", path, e->name, tr_view_str(e->view, s));
+    memcpy(&v32, (const char *)e->view.data + 4 * i, 4);
+    return v32;
+}
+
+static void ids_lengths(app *a, prompts *p, const char *path, const tr_st_entry *e, int64_t T)
+{
+    char s[96];
+    p->len = (int64_t *)need(a, p->B, sizeof *p->len);
+    if (e && tr_view_numel(e->view) != p->B)
+        die(a, "%s: lengths is %s for %lld sequences", path, tr_view_str(e->view, s),
+            (long long)p->B);
+    for (int64_t b = 0; b < p->B; b++) {
+        p->len[b] = e ? int_at(a, path, e, b) : T;
+        if (p->len[b] < 1 || p->len[b] > T)
+            die(a, "%s: lengths[%lld] is %lld, outside 1 to %lld", path, (long long)b,
+                (long long)p->len[b], (long long)T);
+    }
+}
+
+static void ids_safetensors(app *a, prompts *p, const char *path)
+{
+    tr_st f;
+    char s[96];
+    const tr_st_entry *e;
+    int32_t *flat;
+    int64_t T, used = 0;
+    must(a, tr_st_open(a->ctx, &f, path, 0));
+    if (!(e = tr_st_find(&f, "input_ids"))) die(a, "%s: there is no tensor input_ids in it", path);
+    if (e->view.rank < 1 || e->view.rank > 2 || tr_view_numel(e->view) == 0)
+        die(a, "%s: input_ids is %s, expected [B, T]", path, tr_view_str(e->view, s));
+    p->B = e->view.rank == 2 ? e->view.shape[0] : 1;
+    T = e->view.shape[e->view.rank - 1];
+    ids_lengths(a, p, path, tr_st_find(&f, "lengths"), T);
+    flat = (int32_t *)need(a, p->B * T, sizeof *flat);
+    for (int64_t b = 0; b < p->B; b++)
+        for (int64_t t = 0; t < p->len[b]; t++) {
+            int64_t v = int_at(a, path, e, b * T + t);
+            if (v < 0 || v > INT32_MAX)
+                die(a, "%s: input_ids[%lld,%lld] is %lld, no token id", path, (long long)b,
+                    (long long)t, (long long)v);
+            flat[used++] = (int32_t)v;
+        }
+    ids_pad(a, p, flat);
+    tr_st_close(a->ctx, &f);
+}
+
+/* A safetensors has a JSON header behind its length; text has neither. A pipe is text, unlooked
+ * at: what is read of it is gone. */
+static int is_safetensors(app *a, const char *path)
+{
+    unsigned char head[9];
+    struct stat st;
+    size_t n;
+    FILE *f;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return 0;
+    if (!(f = fopen(path, "rb"))) die(a, "%s: %s", path, strerror(errno));
+    n = fread(head, 1, sizeof head, f);
+    fclose(f);
+    return ends_with(path, ".safetensors") || (n == 9 && head[8] == '{');
+}
+
+static prompts ids_read(app *a, const char *path)
+{
+    prompts p;
+    memset(&p, 0, sizeof p);
+    if (is_safetensors(a, path)) ids_safetensors(a, &p, path);
+    else ids_text(a, &p, path);
+    return p;
+}
+
+/* ============================================================================
+ * Models {open}
+ * ========================================================================= */
+
+#define OPT_ACCEPT { "--accept", "KEY", OPT_MANY, "let an unknown config key pass, by name" }
+#define OPT_SET    { "--set", "NAME=VALUE", OPT_MANY, "set a fact that audit lists, by name" }
+#define OPT_LENIENT \
+    { "--lenient", NULL, OPT_FLAG, "trailing bytes and holes in a shard are warnings" }
+#define OPT_PROFILE { "--profile", "NAME", OPT_ONE, "what is rounded where (default: oracle)" }
+#define OPT_IDS     { "--ids", "FILE", OPT_NEEDED, "token ids, text or safetensors" }
+#define OPT_END     { NULL, NULL, OPT_FLAG, NULL }
+
+static tr_config_opts config_opts(app *a)
+{
+    tr_config_opts o;
+    memset(&o, 0, sizeof o);
+    o.accept = opt_all(a, "--accept", &o.n_accept);
+    o.set = opt_all(a, "--set", &o.n_set);
+    return o;
+}
+
+/* By the command's --lenient, --accept and --set. */
+static tr_model *model_open(app *a, const char *dir, int64_t first, int64_t layers)
+{
+    tr_model_opts o;
+    tr_model *m;
+    memset(&o, 0, sizeof o);
+    o.first = first;
+    o.layers = layers;
+    o.lenient = opt(a, "--lenient") != NULL;
+    o.config = config_opts(a);
+    must(a, tr_model_open(a->ctx, &m, dir, &o));
+    return m;
+}
+
+static const tr_profile *profile(app *a)
+{
+    const char *name = opt(a, "--profile");
+    const tr_profile *p = tr_profile_find(name ? name : "oracle");
+    if (!p) {
+        char *have = text(a, "%s", "");
+        for (int64_t i = 0; i < tr_profile_count(); i++)
+            have = text(a, "%s%s%s", have, i ? ", " : "", tr_profile_get(i)->name);
+        die(a, "%s: there is no profile '%s'; there is %s", a->cmd->name, name, have);
+    }
+    return p;
+}
+
+static const char *const mixer_name[] = { "GQA", "MLA", "KDA" };     /* by tr_mixer_kind */
+static const char *const ffn_name[] = { "dense", "MoE" };            /* by tr_ffn_kind */
+
+/* ---- Pieces: the next `chunk` tokens of every prompt that has some left. */
+
+typedef struct piece {
+    const prompts *p;
+    int64_t  chunk, at;             /* tokens a sequence; where the piece begins */
+    int64_t  N, pieces;             /* tokens in it; how many pieces there are in all */
+    int64_t *T;                     /* [B] */
+    int32_t *ids;
+    tr_batch batch;
+} piece;
+
+static piece piece_first(app *a, const prompts *p, int64_t chunk)
+{
+    piece c;
+    memset(&c, 0, sizeof c);
+    c.p = p;
+    c.chunk = chunk < p->T ? chunk : p->T;
+    c.at = -c.chunk;
+    c.pieces = (p->T + c.chunk - 1) / c.chunk;
+    c.T = (int64_t *)need(a, p->B, sizeof *c.T);
+    c.ids = (int32_t *)need(a, p->B * c.chunk, sizeof *c.ids);
+    return c;
+}
+
+static int piece_next(piece *c)                 /* 0: there is none */
+{
+    c->at += c->chunk;
+    c->N = 0;
+    for (int64_t b = 0; b < c->p->B; b++) {
+        int64_t left = c->p->len[b] - c->at;
+        c->T[b] = left < 0 ? 0 : left < c->chunk ? left : c->chunk;
+        for (int64_t t = 0; t < c->T[b]; t++)
+            c->ids[c->N++] = c->p->id[b * c->p->T + c->at + t];
+    }
+    c->batch.B = c->p->B;
+    c->batch.T = c->T;
+    c->batch.ids = c->ids;
+    return c->N > 0;
+}
+
+/* Tokens a sequence and call: what was asked for, else 512 of all sequences together, which keeps
+ * activations small beside the weights. */
+static int64_t chunk_of(app *a, const prompts *p)
+{
+    int64_t usual = 512 / p->B;
+    return opt_int(a, "--chunk", usual > 0 ? usual : 1, 1, INT32_MAX);
+}
+
+/* ---- Names: the module path of a layer, or of the embedding (layer -1), from the tables. */
+
+typedef struct path_query { app *a; char *embed; } path_query;
+
+static tr_status path_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    path_query *q = (path_query *)user;
+    (void)ctx;
+    if (e->spec->id == TR_W_EMBED) q->embed = text(q->a, "%s", e->stem);
+    return q->embed ? TR_ERR_FULL : TR_OK;      /* any failure stops the walk */
+}
+
+static char *module_path(app *a, const tr_config *c, int64_t layer)
+{
+    path_query q;
+    const char *last;
+    q.a = a;
+    q.embed = NULL;
+    (void)tr_config_each(a->ctx, c, path_visit, &q);
+    if (!q.embed) die(a, "the tables name no embedding");
+    if (layer < 0) return q.embed;
+    last = strrchr(q.embed, '.');
+    return text(a, "%.*slayers.%lld", last ? (int)(last + 1 - q.embed) : 0, q.embed,
+                (long long)layer);
+}
+
+/* ---- What both the audit and the golden say about files */
+
+/* SHA-256 over length field and header of every shard, in the order of the shards. */
+static char *headers_sha256(app *a, const tr_shards *s)
+{
+    tr_sha256 h;
+    char *hex = (char *)need(a, 65, 1);
+    tr_sha256_init(&h);
+    for (int64_t i = 0; i < s->files; i++)
+        tr_sha256_update(&h, s->file[i].map, s->file[i].data_at);
+    tr_sha256_hex(&h, hex);
+    return hex;
+}
+
+/* What a fact is in this config: its number, or its rule in words. */
+static const char *fact_text(app *a, const tr_config *c, const tr_fact *f)
+{
+    return f->field == TR_NO_FIELD ? f->text : text(a, "%s", exact(tr_fact_value(c, f)).s);
+}
+
+/* Elements of e that the model uses: of a padded vector one a head, of anything else all. */
+static int64_t used_of(const tr_config *c, const tr_expected *e)
+{
+    return e->spec->store == TR_STORE_PADDED_F32 ? c->kda_heads : e->params;
+}
+
+static size_t stored_bytes(app *a, const tr_stored *s)
+{
+    size_t n = (size_t)tr_dtype_get(s->dtype)->bits;
+    for (int k = 0; k < s->rank; k++) must(a, tr_size_mul(a->ctx, &n, n, (size_t)s->shape[k]));
+    return n / 8;
+}
+
+/* ============================================================================
+ * audit {audit}
+ * ========================================================================= */
+
+/* ---- Every byte. Findings fail the audit; remarks do not. */
+
+typedef struct deep {
+    app      *a;
+    tr_model *m;
+    int64_t   read, resumed;        /* rows of the tables done; of them in an earlier run */
+    int64_t   tensors;              /* that they are stored in */
+    double    bytes, saved;
+    lines     findings, remarks;
+    const char *state;              /* --resume FILE, or NULL */
+    char     *headers;              /* SHA-256: whose state it is */
+} deep;
+
+/* Lines: "trillion audit 1 HEADERS_SHA256", "read N", then "finding ..." and "remark ...". */
+static void deep_save(deep *d)
+{
+    FILE *f;
+    if (!d->state) return;
+    f = part_open(d->a, d->state);
+    fprintf(f, "trillion audit 1 %s\nread %lld\n", d->headers, (long long)d->read);
+    for (int64_t i = 0; i < d->findings.n; i++) fprintf(f, "finding %s\n", d->findings.s[i]);
+    for (int64_t i = 0; i < d->remarks.n; i++) fprintf(f, "remark %s\n", d->remarks.s[i]);
+    part_close(d->a, d->state, f);
+    d->saved = now();
+}
+
+static void deep_resume(deep *d)
+{
+    size_t n;
+    char *s, *line;
+    if (!d->state || !exists(d->state)) return;
+    s = read_file(d->a, d->state, &n);
+    line = strtok(s, "\n");
+    if (!line || strcmp(line, text(d->a, "trillion audit 1 %s", d->headers)) != 0)
+        die(d->a, "%s: is not the state of an audit of this checkpoint; remove it to start anew",
+            d->state);
+    while ((line = strtok(NULL, "\n")) != NULL) {
+        char *end = line;
+        if (strncmp(line, "read ", 5) == 0) d->resumed = strtoll(line + 5, &end, 10);
+        if (end > line + 5 && !*end && d->resumed >= 0) continue;
+        if (strncmp(line, "finding ", 8) == 0) lines_add(d->a, &d->findings, line + 8);
+        else if (strncmp(line, "remark ", 7) == 0) lines_add(d->a, &d->remarks, line + 7);
+        else die(d->a, "%s: '%s' is no line of an audit's state", d->state, line);
+    }
+}
+
+/* What is stored past the elements that are used. */
+static void deep_tail(deep *d, const tr_st_entry *e, int64_t used)
+{
+    int64_t n = tr_view_numel(e->view);
+    for (int64_t i = used; i < n; i++) {
+        double v = tr_get_f64(e->view.data, e->view.dtype, i);
+        if (v == 0) continue;
+        lines_add(d->a, &d->remarks, text(d->a, "%s: element %lld of the padded tail is %g, not 0 "
+                  "(%lld of %lld are used)", e->name, (long long)i, v, (long long)used,
+                  (long long)n));
+        return;
+    }
+}
+
+static tr_status deep_tensor(deep *d, tr_ctx *ctx, const tr_expected *e, const tr_st_entry *q,
+                             const tr_st_entry *s)
+{
+    const tr_qformat *f = e->format ? e->format : tr_qformat_plain(q->view.dtype);
+    int matrix = e->format || q->view.rank > 1;
+    int64_t rows = matrix && e->rank ? e->shape[0] : 1, used = used_of(&d->m->cfg, e);
+    tr_weight w;
+    tr_status r;
+    if (!f) return tr_fail(ctx, TR_ERR_DTYPE, "%s: cannot be checked", q->name);
+    if (!e->format && tr_view_numel(q->view) > used) { rows = 1; deep_tail(d, q, used); }
+    r = tr_weight_of(ctx, &w, f, q->name, q->view.data, s ? s->view.data : NULL, rows,
+                     rows > 0 ? used / rows : 0, d->m->cfg.block_rows, d->m->cfg.block_cols);
+    if (r == TR_OK) r = tr_weight_check(ctx, &w);
+    if (r != TR_ERR_NOT_FINITE) return r;
+    lines_add(d->a, &d->findings, tr_err_last(ctx));
+    return TR_OK;
+}
+
+static tr_status deep_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    deep *d = (deep *)user;
+    tr_stored st[2];
+    const tr_st_entry *q, *s = NULL;
+    int n;
+    tr_status r = tr_expected_stored(ctx, &d->m->cfg, e, e->format, st, &n);
+    if (r != TR_OK) return r;
+    q = tr_shards_find(&d->m->shards, st[0].name);
+    if (n > 1) s = tr_shards_find(&d->m->shards, st[1].name);
+    if (!q) return TR_OK;                   /* of an announced module that was not shipped */
+    if (d->read++ >= d->resumed) r = deep_tensor(d, ctx, e, q, s);
+    d->tensors += n;
+    d->bytes += (double)q->bytes + (s ? (double)s->bytes : 0);
+    progress_at(d->a, d->bytes, q->name);
+    if (now() - d->saved > 5) deep_save(d);
+    return r;
+}
+
+static void audit_deep(app *a, deep *d, tr_model *m)
+{
+    d->a = a;
+    d->m = m;
+    d->state = opt(a, "--resume");
+    d->headers = headers_sha256(a, &m->shards);
+    d->saved = now();
+    deep_resume(d);
+    progress_begin(a, "reading every byte", (double)m->shards.bytes);
+    must(a, tr_config_each(a->ctx, &m->cfg, deep_visit, d));
+    progress_end(a);
+    if (d->resumed > d->read)
+        die(a, "%s: says that %lld weights were read, and there are %lld; remove it to start anew",
+            d->state, (long long)d->resumed, (long long)d->read);
+    deep_save(d);
+}
+
+/* ---- The report */
+
+typedef struct census {             /* what the tables ask for, and what is there */
+    const tr_model *m;
+    int64_t expected, not_shipped;  /* tensors; of modules that are announced only */
+    int64_t unused;                 /* there, and for parts that the engine does not run */
+} census;
+
+static tr_status census_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    census *c = (census *)user;
+    tr_stored st[2];
+    int n;
+    tr_status r = tr_expected_stored(ctx, &c->m->cfg, e, e->format, st, &n);
+    if (r != TR_OK) return r;
+    if (e->optional && !tr_shards_find(&c->m->shards, st[0].name)) {
+        c->not_shipped += n;
+        return TR_OK;
+    }
+    c->expected += n;
+    if (e->spec->id == TR_W_NONE || e->layer >= c->m->cfg.layers) c->unused += n;
+    return TR_OK;
+}
+
+static census census_of(app *a, const tr_model *m)
+{
+    census c;
+    memset(&c, 0, sizeof c);
+    c.m = m;
+    must(a, tr_config_each(a->ctx, &m->cfg, census_visit, &c));
+    return c;
+}
+
+static int same_kind(const tr_plan_layer *x, const tr_plan_layer *y)
+{
+    return x->kind.mixer == y->kind.mixer && x->kind.ffn == y->kind.ffn &&
+           x->tensors == y->tensors && x->bytes == y->bytes;
+}
+
+/* Layers that are alike, in one line. */
+static void audit_layers(app *a, const tr_plan *p)
+{
+    char *done = (char *)need(a, p->layers, 1);
+    printf("\n%-13s %9s %18s %9s  %s\n", "layers", "tensors", "parameters", "bytes", "(of one)");
+    for (int64_t i = 0; i < p->layers; i++) {
+        const tr_plan_layer *l = &p->layer[i];
+        char *marked = (char *)need(a, p->layers, 1), *left;
+        if (done[i]) continue;
+        for (int64_t k = i; k < p->layers; k++)
+            if (same_kind(l, &p->layer[k])) marked[k] = done[k] = 1;
+        left = text(a, "%-13s %9s %18s %9s  ", text(a, "%s + %s", mixer_name[l->kind.mixer],
+                    ffn_name[l->kind.ffn]), commas(l->tensors).s, commas(l->params).s,
+                    size_of((double)l->bytes).s);
+        print_at(left, ranges(a, marked, p->layers, ", "));
+    }
+}
+
+static void audit_facts(app *a, const tr_config *c)
+{
+    int64_t n;
+    const tr_fact *f = tr_family_facts(c->family, &n);
+    if (n) printf("\n%-26s %-18s %s\n", "fact", "value", "note");
+    for (int64_t i = 0; i < n; i++) {
+        const char *v = fact_text(a, c, &f[i]);
+        int wide = strlen(v) > 18;
+        char *left = text(a, "%-26s %-18s ", f[i].name, wide ? "" : v);
+        if (wide) print_at(text(a, "%-26s ", f[i].name), v);
+        print_at(wide ? text(a, "%-45s ", "") : left, f[i].note);
+    }
+    for (const char *s = c->sets; s && *s; s += strcspn(s, "\n") + (strchr(s, '\n') != NULL))
+        printf("set by name: %.*s\n", (int)strcspn(s, "\n"), s);
+    for (const char *s = c->accepted; s && *s; s += strcspn(s, "\n") + (strchr(s, '\n') != NULL))
+        printf("accepted by name: %.*s\n", (int)strcspn(s, "\n"), s);
+}
+
+static void print_list(const char *what, const lines *l)
+{
+    if (l->n) printf("\n%s (%lld)\n", what, (long long)l->n);
+    for (int64_t i = 0; i < l->n; i++) printf("  %s\n", l->s[i]);
+}
+
+static void audit_print(app *a, const tr_model *m, const tr_plan *p, const census *c, const deep *d)
+{
+    printf("checkpoint  %s\n", a->arg[0]);
+    printf("family      %s, %s\n", tr_family_name(m->cfg.family), tr_family_title(m->cfg.family));
+    printf("config      sha256 %s\n", m->cfg.sha256);
+    printf("headers     sha256 %s, %lld %s\n", headers_sha256(a, &m->shards),
+           (long long)m->shards.files, m->shards.files == 1 ? "file" : "files");
+    printf("tensors     %s found, %s expected", commas(m->shards.n).s, commas(c->expected).s);
+    if (c->unused) printf("; %s not used by the engine", commas(c->unused).s);
+    if (c->not_shipped) printf("; %s announced and not shipped", commas(c->not_shipped).s);
+    printf("\nbytes       %s (%s)\n", commas((int64_t)m->shards.bytes).s,
+           size_of((double)m->shards.bytes).s);
+    audit_layers(a, p);
+    audit_facts(a, &m->cfg);
+    print_list("warnings", &a->warnings);
+    print_list("remarks", &d->remarks);
+    print_list("findings", &d->findings);
+    if (opt(a, "--deep"))
+        printf("\nevery byte of %s tensors read%s\n", commas(d->tensors).s,
+               d->resumed ? ", some of them in an earlier run" : "");
+    printf("\n%s\n", d->findings.n ? "FAILED" : "fine");
+}
+
+static void js_layer_open(app *a, const tr_plan_layer *l)
+{
+    js_open(a, NULL, '{');
+    js_int(a, "index", l->index);
+    js_str(a, "mixer", mixer_name[l->kind.mixer]);
+    js_str(a, "ffn", ffn_name[l->kind.ffn]);
+    js_int(a, "tensors", l->tensors);
+    js_int(a, "params", l->params);
+    js_int(a, "bytes", (int64_t)l->bytes);
+}
+
+static void js_facts(app *a, const tr_family *family, const tr_config *c)
+{
+    int64_t n;
+    const tr_fact *f = tr_family_facts(family, &n);
+    js_open(a, "facts", '[');
+    for (int64_t i = 0; i < n; i++) {
+        js_open(a, NULL, '{');
+        js_str(a, "name", f[i].name);
+        if (f[i].field == TR_NO_FIELD) js_str(a, "rule", f[i].text);
+        else js_num(a, "value", c ? tr_fact_value(c, &f[i]) : f[i].value);
+        js_str(a, "note", f[i].note);
+        js_close(a, '}');
+    }
+    js_close(a, ']');
+}
+
+static void audit_json(app *a, const tr_model *m, const tr_plan *p, const census *c, const deep *d)
+{
+    int every = opt(a, "--deep") != NULL;
+    js_open(a, NULL, '{');
+    js_str(a, "checkpoint", a->arg[0]);
+    js_bool(a, "fine", d->findings.n == 0);
+    js_str(a, "family", tr_family_name(m->cfg.family));
+    js_str(a, "config_sha256", m->cfg.sha256);
+    js_str(a, "headers_sha256", headers_sha256(a, &m->shards));
+    js_int(a, "files", m->shards.files);
+    js_int(a, "tensors", m->shards.n);
+    js_int(a, "expected", c->expected);
+    js_int(a, "unused", c->unused);
+    js_int(a, "not_shipped", c->not_shipped);
+    js_int(a, "bytes", (int64_t)m->shards.bytes);
+    js_open(a, "layers", '[');
+    for (int64_t i = 0; i < p->layers; i++) {
+        js_layer_open(a, &p->layer[i]);
+        js_close(a, '}');
+    }
+    js_close(a, ']');
+    js_facts(a, m->cfg.family, &m->cfg);
+    js_lines(a, "warnings", &a->warnings);
+    js_bool(a, "deep", every);
+    js_lines(a, "findings", &d->findings);
+    js_lines(a, "remarks", &d->remarks);
+    js_close(a, '}');
+}
+
+static int cmd_audit(app *a)
+{
+    tr_run_opts o = tr_run_opts_default();
+    tr_model *m;
+    tr_plan p;
+    census c;
+    deep d;
+    memset(&d, 0, sizeof d);
+    if (opt(a, "--resume") && !opt(a, "--deep")) die(a, "audit: --resume needs --deep");
+    a->quiet_warnings = 1;
+    m = model_open(a, a->arg[0], 0, 0);
+    must(a, tr_plan_model(a->ctx, &p, m, &o));
+    c = census_of(a, m);
+    if (opt(a, "--deep")) audit_deep(a, &d, m);
+    if (a->json) audit_json(a, m, &p, &c, &d);
+    else audit_print(a, m, &p, &c, &d);
+    tr_plan_free(a->ctx, &p);
+    tr_model_close(m);
+    return d.findings.n ? EXIT_DIFFERS : EXIT_FINE;
+}
+
+static const option audit_options[] = {
+    { "--deep",   NULL,   OPT_FLAG, "read every byte: NaN weights, scale 255, padded tails" },
+    { "--resume", "FILE", OPT_ONE,  "with --deep: keep a state there and go on from it" },
+    OPT_LENIENT, OPT_ACCEPT, OPT_SET, OPT_END
+};
+
+static const char audit_note[] =
+    "Checks config, index, headers, names, shapes and sizes, and prints every fact of the\n"
+    "family: constants that live in the vendor's code only. --deep names tensor, row and block of\n"
+    "the first value of a tensor that is not finite; a padded tail that is not 0 is a remark, as\n"
+    "it is never used. The state of --resume is rewritten every five seconds and at the end;\n"
+    "remove it to start anew.\n\n"
+    "Exit codes: 0 all as it must be; 1 --deep found something; 2 the checkpoint cannot be\n"
+    "opened, and the sentence says why.\n";
+
+/* ============================================================================
+ * plan {plan}
+ * ========================================================================= */
+
+/* ---- Names of all tensors, as stored. */
+
+typedef struct names {
+    app *a;
+    const tr_config *c;
+    char *text;  int64_t used, cap;
+    int64_t n;
+} names;
+
+static tr_status names_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    names *all = (names *)user;
+    tr_stored st[2];
+    int n;
+    tr_status r = tr_expected_stored(ctx, all->c, e, e->format, st, &n);
+    if (r != TR_OK) return r;
+    for (int k = 0; k < n; k++, all->n++)
+        for (const char *s = st[k].name; ; s++) {
+            all->text = (char *)grow(all->a, all->text, &all->cap, all->used, 1);
+            all->text[all->used++] = *s;
+            if (!*s) break;
+        }
+    return TR_OK;
+}
+
+static int by_bytes(const void *x, const void *y)
+{
+    return strcmp(*(const char *const *)x, *(const char *const *)y);
+}
+
+static void plan_names(app *a, const tr_config *c)
+{
+    names all;
+    const char **sorted, *s;
+    memset(&all, 0, sizeof all);
+    all.a = a;
+    all.c = c;
+    must(a, tr_config_each(a->ctx, c, names_visit, &all));
+    sorted = (const char **)need(a, all.n, sizeof *sorted);
+    s = all.text;
+    for (int64_t i = 0; i < all.n; i++, s += strlen(s) + 1) sorted[i] = s;
+    qsort(sorted, (size_t)all.n, sizeof *sorted, by_bytes);
+    for (int64_t i = 0; i < all.n; i++) puts(sorted[i]);
+}
+
+/* ---- Bytes of an operator: of the tensors stored under its name. */
+
+typedef struct stem {               /* a tensor, or elements and scales, by its name in the layer */
+    int64_t layer, params;
+    char   *name;
+    double  bytes;
+} stem;
+
+typedef struct plan_job {
+    app      *a;
+    tr_model *m;
+    tr_plan   p;
+    tr_run_opts o;
+    int64_t  *first_op;             /* [layers + 1] of plan.op, by layer */
+    int64_t  *like;                 /* [layers] the first layer that is equal to this one */
+    stem     *stem;  int64_t stems, stems_cap;
+} plan_job;
+
+/* What follows "layers.N." in a tensor's name. */
+static const char *inner_name(const tr_expected *e)
+{
+    char number[32];
+    const char *at;
+    if (e->layer < 0) return e->stem;
+    snprintf(number, sizeof number, "layers.%lld.", (long long)e->layer);
+    at = strstr(e->stem, number);
+    return at ? at + strlen(number) : e->stem;
+}
+
+static tr_status stem_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    plan_job *j = (plan_job *)user;
+    tr_stored st[2];
+    stem *s;
+    int n;
+    tr_status r;
+    if (e->layer >= j->p.layers || (e->layer >= 0 && j->like[e->layer] != e->layer)) return TR_OK;
+    r = tr_expected_stored(ctx, &j->m->cfg, e, e->format, st, &n);
+    if (r != TR_OK) return r;
+    j->stem = (stem *)grow(j->a, j->stem, &j->stems_cap, j->stems, sizeof *j->stem);
+    s = &j->stem[j->stems++];
+    s->layer = e->layer;
+    s->name = text(j->a, "%s", inner_name(e));
+    s->params = e->params;
+    s->bytes = 0;
+    for (int k = 0; k < n; k++) s->bytes += (double)stored_bytes(j->a, &st[k]);
+    return TR_OK;
+}
+
+/* The module of an operator: its name, without "weight". */
+static char *op_module(app *a, const tr_plan_op *op)
+{
+    size_t n = strlen(op->name);
+    if (ends_with(op->name, ".weight")) n -= 7;
+    return text(a, "%.*s", (int)n, op->name);
+}
+
+/* How much of a stem's name the module is: 2 all, 1 the modules around it, 0 it is another. */
+static int stem_fits(const char *name, const char *module)
+{
+    size_t n = strlen(module);
+    for (const char *at = name; (at = strstr(at, module)) != NULL; at++)
+        if ((at == name || at[-1] == '.') && (at[n] == 0 || at[n] == '.')) return at[n] ? 1 : 2;
+    return 0;
+}
+
+/* Stored bytes of the weights that an operator reads: of its own tensor; or, of those under its
+ * module, the one of that size; or its share of all of them (a token's experts). */
+static double op_bytes(const plan_job *j, const tr_plan_op *op)
+{
+    char *module = op_module(j->a, op);
+    double params = 0, bytes = 0;
+    if (op->weight_params == 0 || !module[0]) return 0;
+    for (int64_t i = 0; i < j->stems; i++) {
+        const stem *s = &j->stem[i];
+        int fits = s->layer == op->layer ? stem_fits(s->name, module) : 0;
+        if (fits && s->params == op->weight_params) return s->bytes;
+        if (!fits) continue;
+        params += (double)s->params;
+        bytes += s->bytes;
+    }
+    return params > 0 ? bytes * (double)op->weight_params / params : 0;
+}
+
+/* ---- Layers that are equal, operator by operator */
+
+static int same_op(const tr_plan_op *x, const tr_plan_op *y)
+{
+    return strcmp(x->op, y->op) == 0 && strcmp(x->name, y->name) == 0 &&
+           x->y.dtype == y->y.dtype && tr_view_same_shape(x->y, y->y) &&
+           x->weight_params == y->weight_params;
+}
+
+static int same_layer(const plan_job *j, int64_t x, int64_t y)
+{
+    int64_t n = j->first_op[x + 1] - j->first_op[x];
+    if (!same_kind(&j->p.layer[x], &j->p.layer[y]) || n != j->first_op[y + 1] - j->first_op[y])
+        return 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!same_op(&j->p.op[j->first_op[x] + i], &j->p.op[j->first_op[y] + i])) return 0;
+    return 1;
+}
+
+/* The operators of a layer follow each other; those before and after are outside the layers. */
+static void plan_group(plan_job *j)
+{
+    int64_t L = j->p.layers, i = 0, first = L ? j->p.layer[0].index : 0;
+    j->first_op = (int64_t *)need(j->a, L + 1, sizeof *j->first_op);
+    j->like = (int64_t *)need(j->a, L, sizeof *j->like);
+    for (int64_t l = 0; l < L; l++) {
+        while (i < j->p.ops && j->p.op[i].layer != first + l) i++;
+        j->first_op[l] = i;
+        while (i < j->p.ops && j->p.op[i].layer == first + l) i++;
+        j->first_op[l + 1] = i;
+    }
+    for (int64_t l = 0; l < L; l++)
+        for (int64_t k = 0; k <= l; k++)
+            if (k == l || same_layer(j, l, k)) { j->like[l] = k; break; }
+}
+
+/* ---- The page */
+
+static void print_ops(const plan_job *j, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++) {
+        const tr_plan_op *op = &j->p.op[i];
+        double bytes = op_bytes(j, op);
+        printf("  %-9s %-41s %-15s %13s %8s %7s\n", op->op, op_module(j->a, op),
+               shape_str(op->y).s, op->weight_params ? commas(op->weight_params).s : "",
+               bytes > 0 ? size_of(bytes).s : "", op->flops > 0 ? human(op->flops).s : "");
+    }
+}
+
+static void print_outside(const plan_job *j, const char *title, int64_t begin, int64_t end)
+{
+    if (begin >= end) return;
+    printf("\n%s\n", title);
+    print_ops(j, begin, end);
+}
+
+static void print_layers(const plan_job *j)
+{
+    for (int64_t l = 0; l < j->p.layers; l++) {
+        const tr_plan_layer *y = &j->p.layer[l];
+        char *marked = (char *)need(j->a, j->p.layers, 1);
+        int64_t n = 0;
+        if (j->like[l] != l) continue;
+        for (int64_t k = l; k < j->p.layers; k++) n += marked[k] = j->like[k] == l;
+        printf("\n");
+        print_at(n == 1 ? "layer " : text(j->a, "%lld layers ", (long long)n),
+                 text(j->a, "%s: %s + %s", ranges(j->a, marked, j->p.layers, ", "),
+                      mixer_name[y->kind.mixer], ffn_name[y->kind.ffn]));
+        printf("  %s tensors, %s parameters, %s active, %s%s\n", commas(y->tensors).s,
+               commas(y->params).s, commas(y->active).s, size_of((double)y->bytes).s,
+               n == 1 ? "" : " each");
+        if (y->state_bytes_token)
+            printf("  state %s a token\n", size_of((double)y->state_bytes_token).s);
+        if (y->state_bytes_seq)
+            printf("  state %s a sequence\n", size_of((double)y->state_bytes_seq).s);
+        print_ops(j, j->first_op[l], j->first_op[l + 1]);
+    }
+}
+
+static void print_region(const char *name, double bytes, const char *what)
+{
+    printf("  %-12s %9s   %s\n", name, size_of(bytes).s, what);
+}
+
+static void plan_print(const plan_job *j)
+{
+    const tr_plan *p = &j->p;
+    const tr_config *c = &j->m->cfg;
+    int64_t L = p->layers;
+    printf("%s, %s\n\n", tr_family_name(c->family), tr_family_title(c->family));
+    printf("tensors      %21s\n", commas(p->tensors).s);
+    printf("bytes        %21s   %s\n", commas((int64_t)p->bytes).s, size_of((double)p->bytes).s);
+    printf("parameters   %21s   %s\n", commas(p->params).s, human((double)p->params).s);
+    printf("active       %21s   %s, one token, with the head\n", commas(p->active_params).s,
+           human((double)p->active_params).s);
+    printf("width %s, %s layers, vocabulary %s\n", commas(c->hidden).s, commas(c->layers).s,
+           commas(c->vocab).s);
+    printf("\nmemory: %s profile, %lld %s, %lld tokens a call, room for %lld\n",
+           j->o.profile->name, (long long)j->o.B, j->o.B == 1 ? "sequence" : "sequences",
+           (long long)j->o.max_tokens, (long long)j->o.capacity);
+    print_region("weights", (double)p->bytes, "mapped and read in place");
+    print_region("vectors", (double)p->vectors, "norms, biases, conv taps, widened");
+    print_region("state", (double)p->state, "what the sequences remember");
+    print_region("activations", (double)p->activations, "what flows between layers");
+    print_region("workspace", (double)p->workspace, "scratch inside a layer");
+    printf("\n  %-9s %-41s %-15s %13s %8s %7s\n", "operator", "module", "result", "parameters",
+           "bytes", "flop");
+    print_outside(j, "before the layers", 0, L ? j->first_op[0] : 0);
+    print_layers(j);
+    print_outside(j, "after the layers", L ? j->first_op[L] : 0, p->ops);
+}
+
+static void js_op(app *a, const plan_job *j, const tr_plan_op *op)
+{
+    js_open(a, NULL, '{');
+    js_str(a, "op", op->op);
+    js_str(a, "name", op_module(a, op));
+    js_str(a, "dtype", tr_dtype_get(op->y.dtype)->name);
+    js_shape(a, "shape", op->y.rank, op->y.shape);
+    js_int(a, "params", op->weight_params);
+    js_num(a, "bytes", op_bytes(j, op));
+    js_num(a, "flops", op->flops);
+    js_close(a, '}');
+}
+
+static void js_layer(app *a, const plan_job *j, int64_t l)
+{
+    const tr_plan_layer *y = &j->p.layer[l];
+    js_layer_open(a, y);
+    js_int(a, "active", y->active);
+    js_int(a, "state_bytes_token", (int64_t)y->state_bytes_token);
+    js_int(a, "state_bytes_sequence", (int64_t)y->state_bytes_seq);
+    js_int(a, "same_as", j->p.layer[j->like[l]].index);
+    js_open(a, "ops", '[');
+    if (j->like[l] == l)
+        for (int64_t i = j->first_op[l]; i < j->first_op[l + 1]; i++) js_op(a, j, &j->p.op[i]);
+    js_close(a, ']');
+    js_close(a, '}');
+}
+
+static void plan_json(app *a, const plan_job *j)
+{
+    const tr_plan *p = &j->p;
+    js_open(a, NULL, '{');
+    js_str(a, "family", tr_family_name(j->m->cfg.family));
+    js_int(a, "tensors", p->tensors);
+    js_int(a, "bytes", (int64_t)p->bytes);
+    js_int(a, "params", p->params);
+    js_int(a, "active_params", p->active_params);
+    js_open(a, "run", '{');
+    js_str(a, "profile", j->o.profile->name);
+    js_int(a, "sequences", j->o.B);
+    js_int(a, "tokens", j->o.max_tokens);
+    js_int(a, "capacity", j->o.capacity);
+    js_close(a, '}');
+    js_open(a, "memory", '{');
+    js_int(a, "weights", (int64_t)p->bytes);
+    js_int(a, "vectors", (int64_t)p->vectors);
+    js_int(a, "state", (int64_t)p->state);
+    js_int(a, "activations", (int64_t)p->activations);
+    js_int(a, "workspace", (int64_t)p->workspace);
+    js_close(a, '}');
+    js_open(a, "layers", '[');
+    for (int64_t l = 0; l < p->layers; l++) js_layer(a, j, l);
+    js_close(a, ']');
+    js_open(a, "outside", '[');
+    for (int64_t i = 0; i < p->ops; i++)
+        if (p->op[i].layer < 0) js_op(a, j, &p->op[i]);
+    js_close(a, ']');
+    js_close(a, '}');
+}
+
+static int cmd_plan(app *a)
+{
+    plan_job j;
+    tr_config *c = (tr_config *)need(a, 1, sizeof *c);
+    tr_config_opts o = config_opts(a);
+    memset(&j, 0, sizeof j);
+    j.a = a;
+    j.o = tr_run_opts_default();
+    j.o.profile = profile(a);
+    j.o.B = opt_int(a, "--batch", 1, 1, 4096);
+    j.o.max_tokens = opt_int(a, "--tokens", 64, 1, INT32_MAX);
+    j.o.capacity = opt_int(a, "--capacity", 1024, 1, INT32_MAX);
+    must(a, tr_config_load(a->ctx, c, a->arg[0], &o));
+    if (opt(a, "--names")) {
+        plan_names(a, c);
+        return EXIT_FINE;
+    }
+    must(a, tr_model_new_dry(a->ctx, &j.m, c));
+    must(a, tr_plan_model(a->ctx, &j.p, j.m, &j.o));
+    plan_group(&j);
+    must(a, tr_config_each(a->ctx, &j.m->cfg, stem_visit, &j));
+    if (a->json) plan_json(a, &j);
+    else plan_print(&j);
+    tr_plan_free(a->ctx, &j.p);
+    tr_model_close(j.m);
+    return EXIT_FINE;
+}
+
+static const option plan_options[] = {
+    { "--names",    NULL, OPT_FLAG, "all tensor names instead, sorted bytewise, one a line" },
+    { "--batch",    "B",  OPT_ONE,  "sequences (default: 1)" },
+    { "--tokens",   "N",  OPT_ONE,  "tokens of all sequences in one call (default: 64)" },
+    { "--capacity", "S",  OPT_ONE,  "tokens that a sequence can hold (default: 1024)" },
+    OPT_PROFILE, OPT_SET, OPT_ACCEPT, OPT_END
+};
+
+static const char plan_note[] =
+    "Reads config.json alone. An operator's result has the shape of one call with N tokens; its\n"
+    "parameters and bytes are what one token reads, its flop the multiplications and additions\n"
+    "of products for all of them. Equal layers are shown once; in JSON `same_as` points to the\n"
+    "layer that has the operators.\n\n"
+    "Exit codes: 0 fine; 2 the config cannot be used, and the sentence says why.\n";
+
+/* ============================================================================
+ * golden {golden}
+ * ========================================================================= */
+
+typedef struct metadata { tr_st_meta_item *item; int64_t n, cap; } metadata;
+
+static void meta_add(app *a, metadata *m, const char *key, const char *value)
+{
+    m->item = (tr_st_meta_item *)grow(a, m->item, &m->cap, m->n, sizeof *m->item);
+    m->item[m->n].key = key;
+    m->item[m->n++].value = value;
+}
+
+static void meta_facts(app *a, metadata *m, const tr_config *c)
+{
+    int64_t n;
+    const tr_fact *f = tr_family_facts(c->family, &n);
+    for (int64_t i = 0; i < n; i++)
+        meta_add(a, m, text(a, "fact.%s", f[i].name), fact_text(a, c, &f[i]));
+}
+
+/* One key a line of `said`; what stands behind '=' is its value. */
+static void meta_lines(app *a, metadata *m, const char *prefix, const char *said)
+{
+    while (said && *said) {
+        size_t n = strcspn(said, "\n"), k = 0;
+        while (k < n && said[k] != '=') k++;
+        meta_add(a, m, text(a, "%s%.*s", prefix, (int)k, said),
+                 k < n ? text(a, "%.*s", (int)(n - k - 1), said + k + 1) : "by name");
+        said += n + (said[n] == '\n');
+    }
+}
+
+/* SHA-256 over all tensors in bytewise order of their names: the name, a NUL, and the bytes. The
+ * sampled form takes 64 bytes from each of four places, floor(k (bytes - 64) / 3) for k = 0 to 3,
+ * and tensors of at most 256 bytes whole: a page or four of each tensor, wherever its shard is. */
+static char *weights_sha256(app *a, const tr_shards *s, int sampled)
+{
+    tr_sha256 h;
+    char *hex = (char *)need(a, 65, 1);
+    double done = 0;
+    progress_begin(a, sampled ? "hashing a sample of the weights" : "hashing the weights",
+                   sampled ? (double)s->n : (double)s->bytes);
+    tr_sha256_init(&h);
+    for (int64_t i = 0; i < s->n; i++) {
+        const tr_st_entry *e = s->entry[i];
+        const unsigned char *p = (const unsigned char *)e->view.data;
+        size_t step = (size_t)1 << 24;
+        tr_sha256_update(&h, e->name, strlen(e->name) + 1);
+        if (sampled && e->bytes > 256) {
+            for (size_t k = 0; k < 4; k++) tr_sha256_update(&h, p + k * (e->bytes - 64) / 3, 64);
+        } else {
+            for (size_t at = 0; at < e->bytes; at += step) {
+                tr_sha256_update(&h, p + at, e->bytes - at < step ? e->bytes - at : step);
+                if (!sampled) progress_at(a, done + (double)at, e->name);
+            }
+        }
+        done += sampled ? 1 : (double)e->bytes;
+        progress_at(a, done, e->name);
+    }
+    progress_end(a);
+    tr_sha256_hex(&h, hex);
+    return hex;
+}
+
+/* The prompt, so that compare can tell when two files are about different ones: SHA-256 of the
+ * padded ids [B, T] as 32-bit integers. */
+static char *ids_sha256(app *a, int32_t *id, int64_t n)
+{
+    char *hex = (char *)need(a, 65, 1);
+    tr_view_sha256(tr_view1(id, TR_I32, n), hex);
+    return hex;
+}
+
+/* ---- Layers in part: what enters the first of them, from a golden. */
+
+typedef struct entering {
+    int64_t   n;                    /* block sums */
+    tr_view  *src;                  /* [1 + n] [B, T, D]: hidden state, block sums */
+    tr_view   buf;                  /* [1 + n, rows, D] */
+    tr_hidden hidden;               /* of the piece in progress */
+} entering;
+
+static tr_view entering_find(app *a, const tr_st *f, const char *name, const tr_model *m,
+                             const prompts *p)
+{
+    char s[96], *prefixed = text(a, "f64.%s", name);
+    const tr_st_entry *e = tr_st_find(f, name);
+    int64_t D = m->cfg.hidden, n = tr_hidden_snaps(&m->cfg, m->first);
+    if (!e) e = tr_st_find(f, prefixed);
+    if (!e)
+        die(a, "%s: there is no %s in it: layer %lld is entered by a hidden state and %lld block "
+            "sums", f->path, name, (long long)m->first, (long long)n);
+    if (tr_view_numel(e->view) != p->B * p->T * D || e->view.shape[e->view.rank - 1] != D)
+        die(a, "%s: %s is %s, expected [%lld, %lld, %lld]", f->path, name,
+            tr_view_str(e->view, s), (long long)p->B, (long long)p->T, (long long)D);
+    return tr_view3(e->view.data, e->view.dtype, p->B, p->T, D);
+}
+
+/* The hidden state is what left layer first - 1. Block sum i is what entered its boundary layer,
+ * the embedding for the first one; a boundary at `first` is pushed by that layer itself. */
+static void entering_open(app *a, entering *in, const char *path, const tr_model *m,
+                          const prompts *p, int64_t rows, tr_dtype act)
+{
+    tr_st *f = (tr_st *)need(a, 1, sizeof *f);      /* stays open: src points into it */
+    int64_t D = m->cfg.hidden, shape[3];
+    must(a, tr_st_open(a->ctx, f, path, 0));
+    in->n = tr_hidden_snaps(&m->cfg, m->first);
+    in->src = (tr_view *)need(a, in->n + 1, sizeof *in->src);
+    in->src[0] = entering_find(a, f, module_path(a, &m->cfg, m->first - 1), m, p);
+    for (int64_t i = 0; i < in->n; i++)
+        in->src[i + 1] = entering_find(a, f, module_path(a, &m->cfg, i * m->cfg.res_block - 1), m,
+                                       p);
+    shape[0] = in->n + 1;
+    shape[1] = rows;
+    shape[2] = D;
+    in->buf = tr_view_of(need(a, shape[0] * rows * D, (size_t)tr_dtype_get(act)->bits / 8), act, 3,
+                         shape);
+}
+
+static const tr_hidden *entering_piece(app *a, entering *in, const piece *c)
+{
+    int64_t row = 0;
+    for (int64_t b = 0; b < c->p->B; b++)
+        for (int64_t t = 0; t < c->T[b]; t++, row++)
+            for (int64_t i = 0; i <= in->n; i++)
+                must(a, tr_view_copy(a->ctx, tr_view_at(tr_view_at(in->buf, i), row),
+                                     tr_view_at(tr_view_at(in->src[i], b), c->at + t)));
+    in->hidden.h = tr_view_slice(tr_view_at(in->buf, 0), 0, 0, row);
+    in->hidden.snaps = tr_view_none();
+    if (in->n) {
+        tr_view s = tr_view_slice(in->buf, 0, 1, in->n);
+        in->hidden.snaps = tr_view_slice(s, 1, 0, row);
+    }
+    in->hidden.n = in->n;
+    return &in->hidden;
+}
+
+/* ---- The job */
+
+typedef struct golden_job {
+    app       *a;
+    tr_model  *m;
+    prompts    p;
+    piece      c;
+    int64_t    piece_at;            /* pieces done */
+    tr_golden  out, logits;         /* what is written; logits that only their hash wants */
+    const char **glob;  int64_t globs;
+    int64_t   *hits;                /* [globs] */
+    const char **run_glob;  int64_t run_globs;
+} golden_job;
+
+/* N of "…layers.N", -1 of any other name: the tap by which progress is seen. */
+static int64_t layer_left(const char *name)
+{
+    const char *at = strrchr(name, '.'), *digits = at ? at + 1 : name;
+    size_t n = strspn(digits, "0123456789");
+    if (digits - name < 7 || memcmp(digits - 7, "layers.", 7) || n == 0 || digits[n]) return -1;
+    return strtoll(digits, NULL, 10);
+}
+
+static void golden_progress(golden_job *j, const char *name)
+{
+    int64_t l = layer_left(name);
+    char *s;
+    if (l < 0) return;
+    s = text(j->a, "piece %lld of %lld, layer %lld", (long long)j->piece_at + 1,
+             (long long)j->c.pieces, (long long)l);
+    progress_at(j->a, (double)(j->piece_at * j->m->layers + l - j->m->first + 1), s);
+    tr_free(j->a->ctx, s);
+}
+
+static tr_status golden_tap(void *user, tr_ctx *ctx, const tr_tap *tap)
+{
+    golden_job *j = (golden_job *)user;
+    int wanted = j->globs == 0;
+    for (int64_t i = 0; i < j->globs; i++)
+        if (tr_tap_match(j->glob[i], tap->name)) { j->hits[i]++; wanted = 1; }
+    golden_progress(j, tap->name);
+    if (wanted) return tr_golden_tap(&j->out, ctx, tap);
+    return strcmp(tap->name, "logits") == 0 ? tr_golden_tap(&j->logits, ctx, tap) : TR_OK;
+}
+
+/* With globs of the user's, the run also shows the logits, for their hash, and what leaves each
+ * layer, for progress; golden_tap keeps them out of the file. */
+static void golden_globs(golden_job *j)
+{
+    app *a = j->a;
+    j->glob = opt_all(a, "--tap", &j->globs);
+    j->hits = (int64_t *)need(a, j->globs, sizeof *j->hits);
+    if (j->globs == 0) return;
+    j->run_glob = (const char **)need(a, j->globs + 1 + j->m->layers, sizeof *j->run_glob);
+    for (int64_t i = 0; i < j->globs; i++) j->run_glob[j->run_globs++] = j->glob[i];
+    j->run_glob[j->run_globs++] = "logits";
+    for (int64_t l = j->m->first; l < j->m->first + j->m->layers; l++)
+        j->run_glob[j->run_globs++] = text(a, "*layers.%lld", (long long)l);
+}
+
+/* "A-B" or "A": layers A to B, both included. */
+static void golden_layers(app *a, int64_t *first, int64_t *layers)
+{
+    const char *s = opt(a, "--layers");
+    char *end;
+    long long A, B;
+    *first = *layers = 0;
+    if (!s) {
+        if (opt(a, "--input")) die(a, "golden: --input needs --layers A-B");
+        return;
+    }
+    A = B = strtoll(s, &end, 10);
+    if (end != s && *end == '-' && end[1] >= '0' && end[1] <= '9') B = strtoll(end + 1, &end, 10);
+    if (end == s || *end || *s < '0' || *s > '9' || B < A || B >= INT32_MAX)
+        die(a, "golden: --layers '%s' is not A-B, the first and the last layer", s);
+    if (A > 0 && !opt(a, "--input"))
+        die(a, "golden: --layers %s needs --input FILE, a golden with what enters layer %lld", s,
+            A);
+    if (A == 0 && opt(a, "--input"))
+        die(a, "golden: --layers %s starts with the embedding and takes no --input", s);
+    *first = A;
+    *layers = B - A + 1;
+}
+
+static void golden_run(golden_job *j)
+{
+    app *a = j->a;
+    tr_run_opts o = tr_run_opts_default();
+    tr_run *r;
+    entering in;
+    memset(&in, 0, sizeof in);
+    j->c = piece_first(a, &j->p, chunk_of(a, &j->p));
+    o.profile = profile(a);
+    o.B = j->p.B;
+    o.max_tokens = j->p.B * j->c.chunk;
+    o.capacity = j->p.T;
+    o.logits = TR_LOGITS_ALL;
+    o.tap = golden_tap;
+    o.tap_user = j;
+    o.globs = j->run_glob;
+    o.n_globs = j->run_globs;
+    if (j->m->first > 0)
+        entering_open(a, &in, opt(a, "--input"), j->m, &j->p, o.max_tokens, o.profile->act);
+    must(a, tr_run_new(a->ctx, &r, j->m, &o));
+    must(a, tr_golden_new(a->ctx, &j->out, j->p.B, j->p.len));
+    must(a, tr_golden_new(a->ctx, &j->logits, j->p.B, j->p.len));
+    progress_begin(a, "running", (double)(j->c.pieces * j->m->layers));
+    for (; piece_next(&j->c); j->piece_at++)
+        must(a, tr_forward(r, &j->c.batch, j->m->first > 0 ? entering_piece(a, &in, &j->c) : NULL));
+    if (j->globs) must(a, tr_tap_state(r));
+    progress_end(a);
+    tr_run_free(r);
+    for (int64_t i = 0; i < j->globs; i++)
+        if (!j->hits[i]) say(a, "warning: --tap '%s' matched no value", j->glob[i]);
+    if (j->out.n == 0) die(a, "golden: no value matched --tap, nothing to write");
+}
+
+static metadata golden_meta(golden_job *j, const char *logits_hash)
+{
+    app *a = j->a;
+    const tr_config *c = &j->m->cfg;
+    metadata m;
+    memset(&m, 0, sizeof m);
+    meta_add(a, &m, "contract", TR_CONTRACT);
+    meta_add(a, &m, "version", TR_VERSION);
+    meta_add(a, &m, "profile", profile(a)->name);
+    meta_add(a, &m, "family", tr_family_name(c->family));
+    meta_facts(a, &m, c);
+    meta_lines(a, &m, "set.", c->sets);
+    meta_lines(a, &m, "accept.", c->accepted);
+    if (opt(a, "--layers")) meta_add(a, &m, "layers", opt(a, "--layers"));
+    meta_add(a, &m, "input_ids_sha256", ids_sha256(a, j->p.id, j->p.B * j->p.T));
+    meta_add(a, &m, "config_sha256", c->sha256);
+    meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->m->shards));
+    meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->m->shards, 1));
+    if (opt(a, "--hash-weights"))
+        meta_add(a, &m, "weights_sha256", weights_sha256(a, &j->m->shards, 0));
+    if (logits_hash[0]) meta_add(a, &m, "logits_sha256", logits_hash);
+    return m;
+}
+
+static int cmd_golden(app *a)
+{
+    golden_job j;
+    metadata meta;
+    tr_view logits;
+    char hash[65] = "";
+    const char *out = opt(a, "-o");
+    int64_t first, layers;
+    double begun = now();
+    memset(&j, 0, sizeof j);
+    j.a = a;
+    golden_layers(a, &first, &layers);
+    (void)profile(a);
+    j.p = ids_read(a, opt(a, "--ids"));
+    must_be_writable(a, out);
+    j.m = model_open(a, a->arg[0], first, layers);
+    golden_globs(&j);
+    golden_run(&j);
+    logits = tr_golden_find(&j.out, "logits");
+    if (tr_view_is_none(logits)) logits = tr_golden_find(&j.logits, "logits");
+    if (!tr_view_is_none(logits)) tr_view_sha256(logits, hash);
+    meta = golden_meta(&j, hash);
+    must(a, tr_golden_write(a->ctx, &j.out, out, meta.item, meta.n));
+    say(a, "%s: %lld tensors, %s profile, %.1f s%s%s", out, (long long)j.out.n, profile(a)->name,
+        now() - begun, hash[0] ? ", logits " : "", hash);
+    if (a->json) {
+        js_open(a, NULL, '{');
+        js_str(a, "out", out);
+        js_int(a, "tensors", j.out.n);
+        for (int64_t i = 0; i < meta.n; i++) js_str(a, meta.item[i].key, meta.item[i].value);
+        js_close(a, '}');
+    }
+    tr_model_close(j.m);
+    return EXIT_FINE;
+}
+
+static const option golden_options[] = {
+    OPT_IDS,
+    { "-o",        "OUT",  OPT_NEEDED, "safetensors to write; replaced only when complete" },
+    OPT_PROFILE,
+    { "--tap",     "GLOB", OPT_MANY,   "values to write instead of the default set" },
+    { "--chunk",   "N",    OPT_ONE,    "tokens of each sequence in one call" },
+    { "--layers",  "A-B",  OPT_ONE,    "open layers A to B alone" },
+    { "--input",   "FILE", OPT_ONE,    "a golden with what enters layer A" },
+    OPT_SET, OPT_ACCEPT, OPT_LENIENT,
+    { "--hash-weights", NULL, OPT_FLAG, "store SHA-256 of every weight byte too" },
+    OPT_END
+};
+
+static const char golden_note[] =
+    "Default taps: embedding, every layer, every sublayer's return, router ids and weights, final\n"
+    "norm, logits. In a GLOB `*` stands for any run of characters; '*' alone is every value the\n"
+    "profile computes, 'state.*' the state after the prompt.\n\n"
+    IDS_NOTE
+    "\nMetadata of OUT: contract, version, profile, family, every fact as fact.NAME, what --set,\n"
+    "--accept and --layers said as set.NAME, accept.KEY and layers, and\n"
+    "  input_ids_sha256       of the padded ids [B, T] as 32-bit integers\n"
+    "  config_sha256          of config.json\n"
+    "  headers_sha256         of the length field and header of each shard, in order\n"
+    "  weights_sample_sha256  of all tensors in bytewise order of their names: name, NUL, then 64\n"
+    "                         bytes at floor(k (bytes - 64) / 3), k = 0 to 3; all if at most 256\n"
+    "  weights_sha256         the same over all bytes (--hash-weights)\n"
+    "  logits_sha256          of the logits' little-endian bytes, NaN canonical\n\n"
+    "--input: the hidden state that enters layer A is the tap ...layers.(A-1). Where residuals\n"
+    "are mixed from block sums, those are needed too: ...embed_tokens and, of every block\n"
+    "boundary b below A, ...layers.(b-1).\n\n"
+    "Exit codes: 0 written; 2 not, and OUT is as it was.\n";
+
+/* ============================================================================
+ * compare {compare}
+ * ========================================================================= */
+
+typedef struct alias { const char *theirs, *ours; } alias;     /* one `*` a side, or none */
+
+typedef struct row {                /* one pair of tensors */
+    const tr_st_entry *a, *b;       /* theirs, the golden's */
+    tr_diff d;
+    int     counts_differ;          /* of elements: nothing else can be said */
+    int     exact;                  /* integers */
+    int     agrees;
+    int64_t routes, routes_equal;   /* rows of topk_ids; of them with equal sets */
+} row;
+
+typedef struct comparison {
+    app    *a;
+    tr_st   file_a, file_b;
+    double  bound;                  /* of max rel */
+    alias  *map;  int64_t maps, maps_cap;
+    row    *row;  int64_t rows, differ;
+    const row *first, *agreed;      /* first that differs; last that agreed before it */
+    lines   only_a, only_b;
+    const char *prefix;  size_t prefix_n;   /* of the layers' names, left out of the table */
+} comparison;
+
+static int64_t stars(const char *s)
+{
+    int64_t n = 0;
+    for (; *s; s++) n += *s == '*';
+    return n;
+}
+
+static void map_line(comparison *c, const char *path, int64_t line, char *s)
+{
+    char *tab = strchr(s, '\t');
+    size_t n = strlen(s);
+    alias *m;
+    if (n && s[n - 1] == '\r') s[n - 1] = 0;
+    if (!*s || *s == '#') return;
+    if (!tab || strchr(tab + 1, '\t') || tab == s || !tab[1])
+        die(c->a, "%s:%lld: a line is theirs<TAB>ours", path, (long long)line);
+    *tab = 0;
+    if (stars(s) > 1 || stars(s) != stars(tab + 1))
+        die(c->a, "%s:%lld: one `*` on both sides, or none", path, (long long)line);
+    c->map = (alias *)grow(c->a, c->map, &c->maps_cap, c->maps, sizeof *c->map);
+    m = &c->map[c->maps++];
+    m->theirs = s;
+    m->ours = tab + 1;
+}
+
+static void map_read(comparison *c, const char *path)
+{
+    size_t n;
+    char *s = read_file(c->a, path, &n), *end = s + n;
+    for (int64_t line = 1; s < end; line++) {
+        char *stop = (char *)memchr(s, '\n', (size_t)(end - s));
+        if (stop) *stop = 0;
+        map_line(c, path, line, s);
+        s = stop ? stop + 1 : end;
+    }
+}
+
+/* Their tensor of this name; a fixture writes "f64." before it. */
+static const tr_st_entry *theirs_find(comparison *c, const char *name)
+{
+    const tr_st_entry *e = tr_st_find(&c->file_a, name);
+    char *prefixed;
+    if (e) return e;
+    prefixed = text(c->a, "f64.%s", name);
+    e = tr_st_find(&c->file_a, prefixed);
+    tr_free(c->a->ctx, prefixed);
+    return e;
+}
+
+/* If name fits m->ours, what it is called over there, else NULL. */
+static char *map_apply(comparison *c, const alias *m, const char *name)
+{
+    const char *star = strchr(m->ours, '*');
+    size_t head, tail, n = strlen(name);
+    if (!star) return strcmp(m->ours, name) == 0 ? text(c->a, "%s", m->theirs) : NULL;
+    head = (size_t)(star - m->ours);
+    tail = strlen(star + 1);
+    if (n < head + tail || memcmp(name, m->ours, head) != 0 ||
+        memcmp(name + n - tail, star + 1, tail) != 0) return NULL;
+    star = strchr(m->theirs, '*');
+    return text(c->a, "%.*s%.*s%s", (int)(star - m->theirs), m->theirs, (int)(n - head - tail),
+                name + head, star + 1);
+}
+
+/* The map goes first, then equal names. */
+static const tr_st_entry *partner(comparison *c, const char *name)
+{
+    for (int64_t i = 0; i < c->maps; i++) {
+        char *other = map_apply(c, &c->map[i], name);
+        const tr_st_entry *e = other ? theirs_find(c, other) : NULL;
+        tr_free(c->a->ctx, other);
+        if (e) return e;
+    }
+    return theirs_find(c, name);
+}
+
+static int is_integer(tr_dtype t) { return t >= TR_I64 && t <= TR_BOOL; }
+
+/* What is compared of a row of ids is the set, so both are sorted. */
+static void sort_ids(double *x, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++)
+        for (int64_t j = i; j > 0 && x[j - 1] > x[j]; j--) {
+            double t = x[j];
+            x[j] = x[j - 1];
+            x[j - 1] = t;
+        }
+}
+
+static void compare_routes(comparison *c, row *r)
+{
+    tr_view a = r->a->view, b = r->b->view;
+    int64_t K = b.rank ? b.shape[b.rank - 1] : 0;
+    double *x;
+    if (K < 1 || K > 4096 || a.rank < 1 || a.shape[a.rank - 1] != K) return;
+    x = (double *)need(c->a, 2 * K, sizeof *x);
+    r->routes = tr_view_numel(b) / K;
+    for (int64_t t = 0; t < r->routes; t++) {
+        for (int64_t k = 0; k < K; k++) {
+            x[k] = tr_get_f64(a.data, a.dtype, t * K + k);
+            x[K + k] = tr_get_f64(b.data, b.dtype, t * K + k);
+        }
+        sort_ids(x, K);
+        sort_ids(x + K, K);
+        r->routes_equal += memcmp(x, x + K, (size_t)K * sizeof *x) == 0;
+    }
+    tr_free(c->a->ctx, x);
+}
+
+static void compare_pair(comparison *c, row *r)
+{
+    tr_status s = tr_diff_views(c->a->ctx, &r->d, r->a->view, r->b->view);
+    if (s == TR_ERR_SHAPE) { r->counts_differ = 1; return; }
+    if (s != TR_OK) die(c->a, "%s: %s", r->b->name, tr_err_last(c->a->ctx));
+    r->exact = is_integer(r->a->view.dtype) && is_integer(r->b->view.dtype);
+    if (r->exact && (ends_with(r->a->name, "topk_ids") || ends_with(r->b->name, "topk_ids")))
+        compare_routes(c, r);
+    if (r->routes) r->agrees = r->routes_equal == r->routes;
+    else if (r->exact) r->agrees = r->d.equal == r->d.n;
+    else r->agrees = r->d.nan_one_side == 0 && r->d.max_rel <= c->bound;
+}
+
+/* All pairs in the golden's order, and what only one side has. */
+static void compare_all(comparison *c)
+{
+    app *a = c->a;
+    int64_t na = c->file_a.n, nb = c->file_b.n;
+    char *used = (char *)need(a, na, 1);
+    c->row = (row *)need(a, nb, sizeof *c->row);
+    progress_begin(a, "comparing", (double)nb);
+    for (int64_t i = 0; i < nb; i++) {
+        const tr_st_entry *b = &c->file_b.entry[i], *e = partner(c, b->name);
+        row *r = &c->row[c->rows];
+        if (!e) { lines_add(a, &c->only_b, b->name); continue; }
+        used[e - c->file_a.entry] = 1;
+        r->a = e;
+        r->b = b;
+        compare_pair(c, r);
+        c->rows++;
+        c->differ += !r->agrees;
+        if (!r->agrees && !c->first) c->first = r;
+        if (r->agrees && !c->first) c->agreed = r;
+        progress_at(a, (double)i, b->name);
+    }
+    progress_end(a);
+    for (int64_t i = 0; i < na; i++)
+        if (!used[i]) lines_add(a, &c->only_a, c->file_a.entry[i].name);
+}
+
+/* A golden knows its prompt's hash; a dump may hold the prompt. */
+static void compare_prompts(comparison *c)
+{
+    const char *ours = tr_st_meta(&c->file_b, "input_ids_sha256");
+    const char *theirs = tr_st_meta(&c->file_a, "input_ids_sha256");
+    const tr_st_entry *e = tr_st_find(&c->file_a, "input_ids");
+    if (!theirs && ours && e && is_integer(e->view.dtype)) {
+        int64_t n = tr_view_numel(e->view);
+        int32_t *id = (int32_t *)need(c->a, n, sizeof *id);
+        for (int64_t i = 0; i < n; i++) {
+            double v = tr_get_f64(e->view.data, e->view.dtype, i);
+            id[i] = v >= 0 && v <= INT32_MAX ? (int32_t)v : -1;
+        }
+        theirs = ids_sha256(c->a, id, n);
+    }
+    if (ours && theirs && strcmp(ours, theirs) != 0)
+        say(c->a, "warning: %s and %s are about different prompts", c->file_a.path, c->file_b.path);
+}
+
+/* ---- The table */
+
+enum { NAME_COLUMNS = 31 };         /* what 100 columns leave for names */
+
+/* "language_model.model." of "language_model.model.layers.0.self_attn". */
+static void find_prefix(comparison *c)
+{
+    c->prefix = "";
+    for (int64_t i = 0; i < c->rows && !c->prefix_n; i++) {
+        const char *s = c->row[i].b->name, *at = strstr(s, ".layers.");
+        if (!at || strncmp(s, "state.", 6) == 0) continue;
+        c->prefix = s;
+        c->prefix_n = (size_t)(at + 1 - s);
+    }
+}
+
+/* Without the prefix; if still too long, without the modules between layer and end: "~". */
+static str32 short_name(const comparison *c, const char *name)
+{
+    str32 out;
+    size_t head = 0, n;
+    const char *tail;
+    if (strncmp(name, c->prefix, c->prefix_n) == 0) name += c->prefix_n;
+    n = strlen(name);
+    if (n <= NAME_COLUMNS) {
+        snprintf(out.s, sizeof out.s, "%s", name);
+        return out;
+    }
+    if (strncmp(name, "layers.", 7) == 0) head = 7 + strcspn(name + 7, ".") + 1;
+    if (head > NAME_COLUMNS / 2) head = 0;
+    tail = name + n - (NAME_COLUMNS - head - 1);
+    if (strchr(tail, '.')) tail = strchr(tail, '.');
+    snprintf(out.s, sizeof out.s, "%.*s~%s", (int)head, name, tail);
+    return out;
+}
+
+static str32 brief(double x)                    /* an error in seven columns */
+{
+    str32 s;
+    if (x == 0) snprintf(s.s, sizeof s.s, "0");
+    else snprintf(s.s, sizeof s.s, "%.1e", x);
+    return s;
+}
+
+static void coordinates(int64_t at[TR_MAX_RANK], tr_view v, int64_t flat)
+{
+    for (int k = v.rank - 1; k >= 0; k--) {
+        at[k] = v.shape[k] ? flat % v.shape[k] : 0;
+        flat = v.shape[k] ? flat / v.shape[k] : 0;
+    }
+}
+
+static str32 place(tr_view v, int64_t flat)     /* "[0,17,3]" */
+{
+    coordinates(v.shape, v, flat);
+    return shape_str(v);
+}
+
+static void print_row(const row *r, const char *name)
+{
+    const tr_diff *d = &r->d;
+    char sa[96], sb[96];
+    printf("%s %-*s ", r->agrees ? "  " : "!!", NAME_COLUMNS, name);
+    if (r->counts_differ) {
+        printf("%s against %s\n", tr_view_str(r->a->view, sa), tr_view_str(r->b->view, sb));
+        return;
+    }
+    if (r->routes) {
+        printf("%lld of %lld routes equal", (long long)r->routes_equal, (long long)r->routes);
+        if (!r->agrees)
+            printf("; %.2f %%", 100.0 * (double)r->routes_equal / (double)r->routes);
+        printf("\n");
+        return;
+    }
+    if (r->exact) printf("%lld of %lld equal%s", (long long)d->equal, (long long)d->n,
+                         r->agrees ? "\n" : "");
+    else printf("%7s %7s %7s %8.6f", brief(d->max_abs).s, brief(d->max_rel).s,
+                brief(d->rms_ratio).s, d->cosine);
+    if (r->exact && r->agrees) return;
+    if (d->max_abs == 0) printf(" -\n");
+    else printf(" %-11s %10.4g %10.4g\n", place(r->b->view, d->worst).s, d->worst_a, d->worst_b);
+    if (d->nan_a + d->nan_b + d->inf_a + d->inf_b)
+        printf("   %-*s NaN %lld and %lld, infinite %lld and %lld (theirs and golden)\n",
+               NAME_COLUMNS, "", (long long)d->nan_a, (long long)d->nan_b, (long long)d->inf_a,
+               (long long)d->inf_b);
+}
+
+/* ---- Names on one side only, those that differ by their layer alone as one word */
+
+enum { MOST_LAYERS = 4096 };
+
+/* Cuts the number behind "layers." out of name and returns it; -1: there is none. The hole is where
+ * the rest now begins: *at. */
+static int64_t take_layer(char *name, size_t *at)
+{
+    char *digits = strstr(name, "layers."), *end;
+    long long l;
+    if (!digits || digits[7] < '0' || digits[7] > '9') return -1;
+    digits += 7;
+    l = strtoll(digits, &end, 10);
+    if (l >= MOST_LAYERS || (*end && *end != '.')) return -1;
+    memmove(digits, end, strlen(end) + 1);
+    *at = (size_t)(digits - name);
+    return l;
+}
+
+typedef struct word { char *name, *layers; size_t at; } word;   /* layers [MOST_LAYERS], or NULL */
+
+static void print_only(const comparison *c, const char *path, const lines *only)
+{
+    app *a = c->a;
+    word *w = (word *)need(a, only->n, sizeof *w);
+    const char **shown = (const char **)need(a, only->n, sizeof *shown);
+    int64_t words = 0;
+    if (only->n == 0) return;
+    for (int64_t i = 0; i < only->n; i++) {
+        int cut = c->prefix_n && strncmp(only->s[i], c->prefix, c->prefix_n) == 0;
+        char *name = text(a, "%s", only->s[i] + (cut ? c->prefix_n : 0));
+        int64_t l = take_layer(name, &w[words].at), k = 0;
+        while (k < words && (l < 0 || !w[k].layers || strcmp(w[k].name, name) != 0)) k++;
+        if (k == words) w[words++].name = name;
+        if (l >= 0 && !w[k].layers) w[k].layers = (char *)need(a, MOST_LAYERS, 1);
+        if (l >= 0) w[k].layers[l] = 1;
+    }
+    for (int64_t k = 0; k < words; k++)
+        shown[k] = !w[k].layers ? w[k].name
+                 : text(a, "%.*s%s%s", (int)w[k].at, w[k].name,
+                        ranges(a, w[k].layers, MOST_LAYERS, ","), w[k].name + w[k].at);
+    printf("\nonly in %s (%lld):\n", path, (long long)only->n);
+    print_wrapped(shown, words);
+}
+
+/* "name (what is wrong with it)", for the sentence that ends the report. */
+static char *difference(const comparison *c, const row *r)
+{
+    app *a = c->a;
+    char sa[96], sb[96];
+    const tr_diff *d = &r->d;
+    if (r->counts_differ)
+        return text(a, "%s (%s against %s)", r->b->name, tr_view_str(r->a->view, sa),
+                    tr_view_str(r->b->view, sb));
+    if (r->routes)
+        return text(a, "%s (%lld of %lld routes differ)", r->b->name,
+                    (long long)(r->routes - r->routes_equal), (long long)r->routes);
+    if (r->exact)
+        return text(a, "%s (%lld of %lld integers differ)", r->b->name,
+                    (long long)(d->n - d->equal), (long long)d->n);
+    if (d->nan_one_side)
+        return text(a, "%s (%lld NaN on one side only)", r->b->name, (long long)d->nan_one_side);
+    return text(a, "%s (max rel %.2g > %.2g, worst at %s: %.9g, golden %.9g)", r->b->name,
+                d->max_rel, c->bound, place(r->b->view, d->worst).s, d->worst_a, d->worst_b);
+}
+
+static void compare_print(comparison *c)
+{
+    find_prefix(c);
+    printf("theirs %s\ngolden %s\n", c->file_a.path, c->file_b.path);
+    if (c->prefix_n)
+        printf("left out before the names of modules: %.*s\n", (int)c->prefix_n, c->prefix);
+    printf("\n   %-*s %7s %7s %7s %8s %-11s %10s %10s\n", NAME_COLUMNS, "tensor", "max abs",
+           "max rel", "rms", "cosine", "worst at", "theirs", "golden");
+    for (int64_t i = 0; i < c->rows; i++)
+        print_row(&c->row[i], short_name(c, c->row[i].b->name).s);
+    print_only(c, c->file_a.path, &c->only_a);
+    print_only(c, c->file_b.path, &c->only_b);
+    printf("\n%lld compared, %lld differ", (long long)c->rows, (long long)c->differ);
+    if (opt(c->a, "--max-rel")) printf(" (max rel over %.3g)", c->bound);
+    printf("; on one side only: %lld theirs, %lld golden\n", (long long)c->only_a.n,
+           (long long)c->only_b.n);
+    if (!c->first) {
+        if (c->rows) printf("no difference\n");
+        return;
+    }
+    printf("last that agreed: %s\n", c->agreed ? c->agreed->b->name : "none before it");
+    printf("first difference: %s\n", difference(c, c->first));
+}
+
+/* ---- JSON */
+
+static void js_row(app *a, const row *r)
+{
+    const tr_diff *d = &r->d;
+    int64_t at[TR_MAX_RANK];
+    js_open(a, NULL, '{');
+    js_str(a, "name", r->b->name);
+    js_str(a, "theirs", r->a->name);
+    js_shape(a, "shape_theirs", r->a->view.rank, r->a->view.shape);
+    js_shape(a, "shape", r->b->view.rank, r->b->view.shape);
+    js_bool(a, "agrees", r->agrees);
+    if (!r->counts_differ) {
+        js_int(a, "elements", d->n);
+        js_int(a, "equal", d->equal);
+        js_num(a, "max_abs", d->max_abs);
+        js_num(a, "max_rel", d->max_rel);
+        js_num(a, "rms_ratio", d->rms_ratio);
+        js_num(a, "cosine", d->cosine);
+        coordinates(at, r->b->view, d->worst);
+        js_shape(a, "worst", r->b->view.rank, at);
+        js_num(a, "worst_theirs", d->worst_a);
+        js_num(a, "worst_golden", d->worst_b);
+        js_int(a, "nan_theirs", d->nan_a);
+        js_int(a, "nan_golden", d->nan_b);
+        js_int(a, "nan_one_side", d->nan_one_side);
+        js_int(a, "inf_theirs", d->inf_a);
+        js_int(a, "inf_golden", d->inf_b);
+    }
+    if (r->routes) {
+        js_int(a, "routes", r->routes);
+        js_int(a, "routes_equal", r->routes_equal);
+        js_num(a, "routes_share", (double)r->routes_equal / (double)r->routes);
+    }
+    js_close(a, '}');
+}
+
+static void compare_json(comparison *c, int code)
+{
+    app *a = c->a;
+    js_open(a, NULL, '{');
+    js_str(a, "theirs", c->file_a.path);
+    js_str(a, "golden", c->file_b.path);
+    js_num(a, "bound", c->bound);
+    js_bool(a, "differs", code == EXIT_DIFFERS);
+    js_int(a, "compared", c->rows);
+    js_int(a, "differ", c->differ);
+    js_str(a, "first_difference", c->first ? c->first->b->name : NULL);
+    js_str(a, "last_agreed", c->agreed ? c->agreed->b->name : NULL);
+    js_open(a, "tensors", '[');
+    for (int64_t i = 0; i < c->rows; i++) js_row(a, &c->row[i]);
+    js_close(a, ']');
+    js_lines(a, "only_theirs", &c->only_a);
+    js_lines(a, "only_golden", &c->only_b);
+    js_close(a, '}');
+}
+
+static int cmd_compare(app *a)
+{
+    comparison c;
+    int code;
+    memset(&c, 0, sizeof c);
+    c.a = a;
+    c.bound = opt_num(a, "--max-rel", 0);
+    if (opt(a, "--map")) map_read(&c, opt(a, "--map"));
+    must(a, tr_st_open(a->ctx, &c.file_a, a->arg[0], 0));
+    must(a, tr_st_open(a->ctx, &c.file_b, a->arg[1], 0));
+    compare_prompts(&c);
+    compare_all(&c);
+    if (c.rows == 0)
+        die(a, "%s and %s have no tensor in common; --map FILE says what is called what",
+            a->arg[0], a->arg[1]);
+    code = c.differ || (opt(a, "--strict") && c.only_a.n + c.only_b.n) ? EXIT_DIFFERS : EXIT_FINE;
+    if (a->json) compare_json(&c, code);
+    else compare_print(&c);
+    tr_st_close(a->ctx, &c.file_a);
+    tr_st_close(a->ctx, &c.file_b);
+    return code;
+}
+
+static const option compare_options[] = {
+    { "--map",     "FILE", OPT_ONE,  "lines theirs<TAB>ours, one `*` a side allowed" },
+    { "--max-rel", "X",    OPT_ONE,  "bound of max|a-b| / max|b| (default: none may differ)" },
+    { "--strict",  NULL,   OPT_FLAG, "tensors on one side only count as differences" },
+    OPT_END
+};
+
+static const char compare_note[] =
+    "A is theirs, B the golden; the table is in B's order, which is the model's. Tensors meet by\n"
+    "the map, then by equal names; a fixture's \"f64.\" before a name of theirs is ignored.\n"
+    "Leading dimensions of 1 are ignored; another number of elements is a difference; so is a\n"
+    "NaN on one side only. Integers must be equal; of topk_ids the sets of each row are compared.\n"
+    "max rel is max|a-b| / max|b|, rms is rms(a-b) / rms(b). In a map, blank lines and lines\n"
+    "that begin with # are skipped.\n\n"
+    "Exit codes: 0 all agree; 1 something differs; 2 a file cannot be used.\n";
+
+/* ============================================================================
+ * run {run}
+ * ========================================================================= */
+
+typedef struct greedy {
+    app     *a;
+    tr_run  *r;
+    prompts  p;
+    int64_t  n;                     /* tokens wanted of each sequence */
+    const tr_int_list *eos;         /* what ends a text; NULL: nothing does */
+    int32_t *out;                   /* [B, n] */
+    int64_t *made;                  /* [B] */
+    char    *done;                  /* [B] */
+} greedy;
+
+/* eos_token_id, an id or a list of them, of generation_config.json if the folder has one and it
+ * says so, as transformers does; else the config's. */
+static const tr_int_list *eos_ids(app *a, const char *dir, const tr_config *c)
+{
+    char *path = text(a, "%s/generation_config.json", dir);
+    tr_int_list *list = (tr_int_list *)need(a, 1, sizeof *list);
+    tr_json j;
+    const tr_json_node *e, *item;
+    if (!exists(path)) return &c->eos;
+    must(a, tr_json_load(a->ctx, &j, path));
+    e = tr_json_get(&j, &j.node[0], "eos_token_id");
+    if (!e || e->type == TR_JSON_NULL) return &c->eos;
+    list->v = (int64_t *)need(a, (int64_t)e->count + 1, sizeof *list->v);
+    if (e->type != TR_JSON_ARRAY) must(a, tr_json_int(&j, e, &list->v[list->n++]));
+    else
+        for (item = tr_json_first(&j, e); item; item = tr_json_next(&j, item))
+            must(a, tr_json_int(&j, item, &list->v[list->n++]));
+    tr_json_free(&j);
+    return list;
+}
+
+/* The token that row b of the logits chooses becomes the sequence's next. */
+static void greedy_take(greedy *g, int64_t b)
+{
+    int32_t id = tr_argmax(tr_view_at(g->r->logits, b));
+    if (id < 0)
+        die(g->a, "sequence %lld, token %lld: NaN among the logits", (long long)b,
+            (long long)(g->p.len[b] + g->made[b]));
+    g->out[b * g->n + g->made[b]++] = id;
+    for (int64_t i = 0; g->eos && i < g->eos->n; i++) g->done[b] |= g->eos->v[i] == id;
+    g->done[b] |= g->made[b] == g->n;
+}
+
+static int64_t greedy_prompt(greedy *g, piece *c)       /* returns the tokens it read */
+{
+    int64_t tokens = 0;
+    progress_begin(g->a, "reading the prompt", (double)c->pieces);
+    while (piece_next(c)) {
+        must(g->a, tr_forward(g->r, &c->batch, NULL));
+        for (int64_t b = 0; b < g->p.B; b++)
+            if (c->T[b] && c->at + c->T[b] == g->p.len[b]) greedy_take(g, b);
+        tokens += c->N;
+        progress_at(g->a, (double)(c->at / c->chunk + 1), "");
+    }
+    return tokens;
+}
+
+/* One token of every sequence that is not done; returns how many those were. */
+static int64_t greedy_step(greedy *g, piece *c)
+{
+    c->N = 0;
+    for (int64_t b = 0; b < g->p.B; b++) {
+        c->T[b] = !g->done[b];
+        if (c->T[b]) c->ids[c->N++] = g->out[b * g->n + g->made[b] - 1];
+    }
+    if (c->N == 0) return 0;
+    must(g->a, tr_forward(g->r, &c->batch, NULL));
+    for (int64_t b = 0; b < g->p.B; b++)
+        if (c->T[b]) greedy_take(g, b);
+    return c->N;
+}
+
+/* Most memory the process ever held, mapped weights included, where the system tells. */
+static double peak_resident(void)
+{
+    char line[256];
+    double kib = 0;
+    FILE *f = fopen("/proc/self/status", "rb");
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (strncmp(line, "VmHWM:", 6) == 0) kib = strtod(line + 6, NULL);
+    fclose(f);
+    return 1024 * kib;
+}
+
+static void greedy_report(greedy *g, int64_t read, double read_s, int64_t made, double made_s)
+{
+    double resident = peak_resident();
+    say(g->a, "prompt %lld tokens, %.1f tok/s; decode %lld tokens, %.1f tok/s",
+        (long long)read, (double)read / (read_s > 0 ? read_s : 1e-9),
+        (long long)made, (double)made / (made_s > 0 ? made_s : 1e-9));
+    say(g->a, "peak memory %s held%s%s%s; weights of %s are mapped",
+        size_of((double)tr_ctx_peak_bytes(g->a->ctx)).s, resident > 0 ? ", " : "",
+        resident > 0 ? size_of(resident).s : "", resident > 0 ? " resident" : "",
+        size_of((double)g->r->model->shards.bytes).s);
+}
+
+static int cmd_run(app *a)
+{
+    greedy g;
+    tr_run_opts o = tr_run_opts_default();
+    tr_model *m;
+    piece c;
+    double t0, t1;
+    int64_t read, made = 0, step;
+    memset(&g, 0, sizeof g);
+    g.a = a;
+    g.n = opt_int(a, "-n", 0, 1, INT32_MAX);
+    o.profile = profile(a);
+    g.p = ids_read(a, opt(a, "--ids"));
+    m = model_open(a, a->arg[0], 0, 0);
+    c = piece_first(a, &g.p, chunk_of(a, &g.p));
+    g.eos = opt(a, "--ignore-eos") ? NULL : eos_ids(a, a->arg[0], &m->cfg);
+    g.out = (int32_t *)need(a, g.p.B * g.n, sizeof *g.out);
+    g.made = (int64_t *)need(a, g.p.B, sizeof *g.made);
+    g.done = (char *)need(a, g.p.B, 1);
+    o.B = g.p.B;
+    o.max_tokens = g.p.B * c.chunk;
+    o.capacity = g.p.T + g.n - 1;
+    must(a, tr_run_new(a->ctx, &g.r, m, &o));
+    t0 = now();
+    read = greedy_prompt(&g, &c);
+    t1 = now();
+    progress_begin(a, "decoding", (double)(g.p.B * g.n));
+    for (; (step = greedy_step(&g, &c)) > 0; made += step) progress_at(a, (double)made, "");
+    progress_end(a);
+    greedy_report(&g, read, t1 - t0, made, now() - t1);
+    for (int64_t b = 0; b < g.p.B; b++)
+        for (int64_t i = 0; i < g.made[b]; i++)
+            printf("%d%c", g.out[b * g.n + i], i + 1 < g.made[b] ? ' ' : '\n');
+    tr_run_free(g.r);
+    tr_model_close(m);
+    return EXIT_FINE;
+}
+
+static const option run_options[] = {
+    OPT_IDS,
+    { "-n", "N", OPT_NEEDED, "tokens to add to each sequence" },
+    { "--ignore-eos", NULL, OPT_FLAG, "go on past the end of text" },
+    OPT_PROFILE,
+    { "--chunk", "N", OPT_ONE, "tokens of each prompt in one call" },
+    OPT_SET, OPT_ACCEPT, OPT_LENIENT, OPT_END
+};
+
+static const char run_note[] =
+    "Prints the new ids, one sequence a line; speed and memory go to stderr. A sequence ends\n"
+    "after N tokens or with an end-of-text id, which is printed: eos_token_id, a number or a\n"
+    "list, of generation_config.json if the folder has one that says so, else of config.json.\n"
+    "Sequences run together; each gets the ids that it would get alone.\n\n"
+    IDS_NOTE
+    "\nExit codes: 0 fine; 2 unusable input, or NaN among the logits.\n";
+
+/* ============================================================================
+ * tiny {tiny}
+ * ========================================================================= */
+
+typedef struct part {               /* one tensor, or an elements-and-scales pair, to be written */
+    tr_stored st[2];  int n;
+    size_t    bytes[2];
+    const tr_qformat *format;       /* of a scaled pair; NULL: plain */
+    tr_init   init;
+    double    c;
+    int64_t   rows, cols;           /* as a matrix; of all but the first dimension */
+    int64_t   used;                 /* elements before the padding */
+    int64_t   shard;
+} part;
+
+typedef struct tiny_job {
+    app      *a;
+    tr_config cfg;
+    uint64_t  seed;
+    part     *part;  int64_t parts, cap;
+    int64_t   shards;               /* 1: a single file */
+    double    bytes, done;
+    const char *dir;
+} tiny_job;
+
+static tr_status tiny_visit(void *user, tr_ctx *ctx, const tr_expected *e)
+{
+    tiny_job *j = (tiny_job *)user;
+    part *p;
+    tr_status s;
+    int64_t all = 1;
+    j->part = (part *)grow(j->a, j->part, &j->cap, j->parts, sizeof *j->part);
+    p = &j->part[j->parts++];
+    memset(p, 0, sizeof *p);
+    s = tr_expected_stored(ctx, &j->cfg, e, e->format, p->st, &p->n);
+    if (s != TR_OK) return s;
+    p->format = e->format;
+    p->init = e->spec->init;
+    p->c = e->spec->c;
+    p->used = used_of(&j->cfg, e);
+    if (p->format) {
+        p->rows = e->shape[0];
+        p->cols = e->shape[1];
+    } else {
+        for (int k = 0; k < p->st[0].rank; k++) all *= p->st[0].shape[k];
+        p->rows = p->st[0].rank > 1 ? p->st[0].shape[0] : 1;
+        p->cols = all / (p->rows > 0 ? p->rows : 1);
+    }
+    p->shard = e->layer >= 0 ? e->layer : -1;
+    for (int k = 0; k < p->n; k++) {
+        p->bytes[k] = stored_bytes(j->a, &p->st[k]);
+        j->bytes += (double)p->bytes[k];
+    }
+    return TR_OK;
+}
+
+/* ---- Numbers: a function of seed, name and index alone, so that nothing else moves them. */
+
+typedef struct filler { const part *p; uint64_t seed, stream; float *x; double scale; } filler;
+
+static uint64_t name_hash(const char *s)        /* FNV-1a */
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *s; s++) h = (h ^ (unsigned char)*s) * 0x100000001b3u;
+    return h;
+}
+
+static void fill_range(void *user, int64_t begin, int64_t end)
+{
+    const filler *f = (const filler *)user;
+    double c = f->p->c;
+    for (int64_t i = begin; i < end; i++) {
+        uint64_t k = (uint64_t)i;
+        double v = 0;
+        if (i < f->p->used) switch (f->p->init) {
+        case TR_INIT_LINEAR:  v = f->scale * tr_rng_normal(f->seed, f->stream, k); break;
+        case TR_INIT_NORM:    v = 1 + c * tr_rng_normal(f->seed, f->stream, k); break;
+        case TR_INIT_NORMAL:  v = c * tr_rng_normal(f->seed, f->stream, k); break;
+        case TR_INIT_UNIFORM: v = c * (2 * tr_rng_unit(f->seed, f->stream, k) - 1); break;
+        case TR_INIT_PADDED:  v = c * (3 * tr_rng_unit(f->seed, f->stream, k) - 1); break;
+        }
+        f->x[i] = (float)v;
+    }
+}
+
+static void tiny_tensor(tiny_job *j, const part *p, void *q, void *s)
+{
+    app *a = j->a;
+    int64_t n = p->rows * p->cols;
+    filler f;
+    f.p = p;
+    f.seed = j->seed;
+    f.stream = name_hash(p->st[0].name);
+    f.scale = p->c / sqrt(p->cols > 0 ? (double)p->cols : 1);
+    f.x = (float *)need(a, n, sizeof *f.x);
+    tr_par_for(a->ctx, n, 4096, fill_range, &f);
+    must(a, tr_quantize(a->ctx, p->format ? p->format : tr_qformat_plain(p->st[0].dtype), q, s, f.x,
+                        p->rows, p->cols, j->cfg.block_rows, j->cfg.block_cols));
+    tr_free(a->ctx, f.x);
+}
+
+/* ---- Files: one for a dense model up to a gigabyte; else one a layer and one for the rest, so
+ * that a single shard is in memory at a time. */
+
+static void tiny_shards(tiny_job *j)
+{
+    int64_t most = -1;
+    int one = j->cfg.experts == 0 && j->bytes <= 1e9;
+    for (int64_t i = 0; i < j->parts; i++)
+        if (j->part[i].shard > most) most = j->part[i].shard;
+    j->shards = one ? 1 : most + 2;
+    for (int64_t i = 0; i < j->parts; i++)
+        if (one) j->part[i].shard = 0;
+        else if (j->part[i].shard < 0) j->part[i].shard = most + 1;
+}
+
+static char *shard_name(tiny_job *j, int64_t k)
+{
+    if (j->shards == 1) return text(j->a, "model.safetensors");
+    return text(j->a, "model-%05lld-of-%05lld.safetensors", (long long)k + 1, (long long)j->shards);
+}
+
+static const tr_st_meta_item tiny_mark[2] = { { "format", "pt" }, { "made_by", "trillion tiny" } };
+
+static void tiny_shard(tiny_job *j, int64_t k)
+{
+    app *a = j->a;
+    char *path = text(a, "%s/%s", j->dir, shard_name(j, k));
+    tr_st_item *item = (tr_st_item *)need(a, 2 * j->parts, sizeof *item);
+    int64_t n = 0;
+    for (int64_t i = 0; i < j->parts; i++) {
+        const part *p = &j->part[i];
+        void *block[2] = { NULL, NULL };
+        if (p->shard != k) continue;
+        for (int h = 0; h < p->n; h++, n++) {
+            const tr_stored *s = &p->st[h];
+            block[h] = need(a, (int64_t)p->bytes[h], 1);
+            item[n].name = s->name;
+            item[n].view = tr_view_of(block[h], s->dtype, s->rank, s->shape);
+        }
+        tiny_tensor(j, p, block[0], block[1]);
+        j->done += (double)(p->bytes[0] + p->bytes[1]);
+        progress_at(a, j->done, p->st[0].name);
+    }
+    must(a, tr_st_write(a->ctx, path, item, n, tiny_mark, 2));
+    for (int64_t i = 0; i < n; i++) tr_free(a->ctx, item[i].view.data);
+    tr_free(a->ctx, item);
+}
+
+static void tiny_index(tiny_job *j)
+{
+    char *path = text(j->a, "%s/model.safetensors.index.json", j->dir);
+    FILE *f;
+    if (j->shards == 1) return;
+    f = part_open(j->a, path);
+    fprintf(f, "{\n  \"metadata\": {\"total_size\": %.0f},\n  \"weight_map\": {", j->bytes);
+    for (int64_t i = 0, n = 0; i < j->parts; i++)
+        for (int k = 0; k < j->part[i].n; k++, n++)
+            fprintf(f, "%s\n    \"%s\": \"%s\"", n ? "," : "", j->part[i].st[k].name,
+                    shard_name(j, j->part[i].shard));
+    fprintf(f, "\n  }\n}\n");
+    part_close(j->a, path, f);
+}
+
+/* Files that tiny did not write: to be left alone, whatever stands beside them. */
+static int has_others(app *a, const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    int others = 0;
+    while (d && !others && (e = readdir(d)) != NULL) {
+        const char *by;
+        tr_st f;
+        if (!ends_with(e->d_name, ".safetensors")) continue;
+        others = 1;
+        if (tr_st_open(a->ctx, &f, text(a, "%s/%s", dir, e->d_name), 0) != TR_OK) continue;
+        by = tr_st_meta(&f, "made_by");
+        others = !by || strcmp(by, tiny_mark[1].value) != 0;
+        tr_st_close(a->ctx, &f);
+    }
+    if (d) closedir(d);
+    return others;
+}
+
+/* A folder with a checkpoint of ours is emptied of it; anybody else's is not touched. */
+static void tiny_clear(app *a, const char *dir)
+{
+    char *config = text(a, "%s/config.json", dir);
+    int others = has_others(a, dir);
+    tr_shards s;
+    if (!exists(config) && !others) return;
+    if (others || tr_shards_open(a->ctx, &s, dir, 0) != TR_OK || s.files == 0)
+        die(a, "%s: holds a checkpoint that tiny did not write; choose another folder", dir);
+    remove(config);
+    remove(text(a, "%s/model.safetensors.index.json", dir));
+    for (int64_t i = 0; i < s.files; i++) remove(s.file[i].path);
+    tr_shards_close(a->ctx, &s);
+}
+
+static void make_folder(app *a, const char *path)       /* and those above it */
+{
+    char *s = text(a, "%s", path);
+    for (char *p = s + 1; ; p++) {
+        char end = *p;
+        if (end && end != '/') continue;
+        *p = 0;
+#ifdef _WIN32
+        (void)mkdir(s);
+#else
+        (void)mkdir(s, 0777);
+#endif
+        if (!(*p = end)) break;
+    }
+    if (!exists(path)) die(a, "%s: the folder cannot be made", path);
+}
+
+static int cmd_tiny(app *a)
+{
+    tiny_job j;
+    tr_model *m;
+    FILE *f;
+    char *json, *path;
+    const char **set;
+    int64_t n_set, tensors = 0;
+    memset(&j, 0, sizeof j);
+    j.a = a;
+    j.dir = a->arg[0];
+    j.seed = (uint64_t)opt_int(a, "--seed", 1, 0, INT64_MAX);
+    set = opt_all(a, "--set", &n_set);
+    path = text(a, "%s/config.json", j.dir);
+    must(a, tr_config_tiny(a->ctx, &json, opt(a, "--family"), set, n_set));
+    must(a, tr_config_parse(a->ctx, &j.cfg, path, json, strlen(json), NULL));
+    must(a, tr_config_each(a->ctx, &j.cfg, tiny_visit, &j));
+    make_folder(a, j.dir);
+    tiny_clear(a, j.dir);
+    tiny_shards(&j);
+    progress_begin(a, "writing", j.bytes);
+    for (int64_t k = 0; k < j.shards; k++) tiny_shard(&j, k);
+    tiny_index(&j);
+    progress_end(a);
+    f = part_open(a, path);                             /* last: now it is a checkpoint */
+    fputs(json, f);
+    part_close(a, path, f);
+    must(a, tr_model_open(a->ctx, &m, j.dir, NULL));
+    tr_model_close(m);
+    for (int64_t i = 0; i < j.parts; i++) tensors += j.part[i].n;
+    say(a, "%s: %s tensors, %s in %lld %s", j.dir, commas(tensors).s, size_of(j.bytes).s,
+        (long long)j.shards, j.shards == 1 ? "file" : "files");
+    return EXIT_FINE;
+}
+
+static const option tiny_options[] = {
+    { "--family", "NAME", OPT_NEEDED, "one that `trillion families` lists" },
+    { "--seed",   "N",    OPT_ONE,    "of the random numbers (default: 1)" },
+    { "--set", "KEY=VALUE", OPT_MANY, "a config key, the value as JSON: hidden_size=96" },
+    OPT_END
+};
+
+static const char tiny_note[] =
+    "Writes config.json and weights as the family releases them. A number depends on the seed,\n"
+    "its tensor's name and its place there. A model with experts, or of more than a gigabyte, has\n"
+    "one shard a layer and one for the rest; one shard is in memory at a time. A folder with a\n"
+    "checkpoint that tiny did not write is left alone.\n\n"
+    "Exit codes: 0 written and opened; 2 not.\n";
+
+/* ============================================================================
+ * families, selftest {small}
+ * ========================================================================= */
+
+static int cmd_families(app *a)
+{
+    if (a->json) {
+        js_open(a, NULL, '{');
+        js_open(a, "families", '[');
+    }
+    for (int64_t i = 0; i < tr_family_count(); i++) {
+        const tr_family *f = tr_family_get(i);
+        if (!a->json) {
+            printf("%-16s %s\n", tr_family_name(f), tr_family_title(f));
+            continue;
+        }
+        js_open(a, NULL, '{');
+        js_str(a, "name", tr_family_name(f));
+        js_str(a, "title", tr_family_title(f));
+        js_facts(a, f, NULL);
+        js_close(a, '}');
+    }
+    if (a->json) {
+        js_close(a, ']');
+        js_close(a, '}');
+    }
+    return EXIT_FINE;
+}
+
+static int cmd_selftest(app *a)
+{
+    tr_build b = tr_build_info(a->ctx);
+    int ok = tr_selftest(a->ctx) == TR_OK;
+    if (a->json) {
+        js_open(a, NULL, '{');
+        js_str(a, "version", b.version);
+        js_str(a, "contract", b.contract);
+        js_str(a, "compiler", b.compiler);
+        js_str(a, "arch", b.arch);
+        js_bool(a, "openmp", b.openmp);
+        js_int(a, "threads", b.threads);
+        js_bool(a, "mmap", b.mmap);
+        js_bool(a, "passed", ok);
+        js_str(a, "failure", ok ? "" : tr_err_last(a->ctx));
+        js_close(a, '}');
+    } else {
+        printf("trillion %s, contract %s, %s, %s, %d %s%s, files %s\n", b.version, b.contract,
+               b.compiler, b.arch, b.threads, b.threads == 1 ? "thread" : "threads",
+               b.openmp ? " (OpenMP)" : "", b.mmap ? "mapped" : "read");
+        if (ok) printf("selftest passed\n");
+        else printf("selftest FAILED: %s\n", tr_err_last(a->ctx));
+    }
+    return ok ? EXIT_FINE : EXIT_DIFFERS;
+}
+
+/* ============================================================================
+ * The table of commands {main}
+ * ========================================================================= */
+
+static const option no_options[] = { OPT_END };
+
+static const command commands[] = {
+    { "families", "", "What is supported, from the tables.",
+      "Exit codes: 0 fine.\n", 0, 1, no_options, cmd_families },
+    { "audit", "DIR [options]",
+      "Is every key, tensor, shape and byte of a checkpoint as it must be?",
+      audit_note, 1, 1, audit_options, cmd_audit },
+    { "plan", "DIR|config.json [options]",
+      "How many tensors, bytes and parameters; what each layer computes.",
+      plan_note, 1, 1, plan_options, cmd_plan },
+    { "golden", "DIR --ids FILE -o OUT [options]",
+      "Run a prompt and write every layer's output under its public name.",
+      golden_note, 1, 1, golden_options, cmd_golden },
+    { "compare", "A B [options]",
+      "Which tensor differs first, and by how much? A is theirs, B the golden.",
+      compare_note, 2, 1, compare_options, cmd_compare },
+    { "run", "DIR --ids FILE -n N [options]",
+      "Greedy ids after a prompt, one sequence a line.",
+      run_note, 1, 0, run_options, cmd_run },
+    { "tiny", "DIR --family NAME [options]",
+      "Write a small random checkpoint in the released layout.",
+      tiny_note, 1, 0, tiny_options, cmd_tiny },
+    { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",
+      "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, no_options, cmd_selftest },
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static int overview(void)
+{
+    printf("trillion %s - the reference that a trillion-parameter model is checked against\n\n",
+           TR_VERSION);
+    for (int i = 0; i < N_COMMANDS; i++) printf("  %-9s %s\n", commands[i].name, commands[i].help);
+    printf("\n"
+           "What exactly should come out of each layer, and where does another engine differ?\n\n"
+           "  trillion audit   DIR\n"
+           "  trillion golden  DIR --ids ids.txt -o gold.safetensors\n"
+           "  trillion compare theirs.safetensors gold.safetensors --max-rel 1e-9\n\n"
+           "`trillion COMMAND --help` explains one. --json prints one object for scripts;\n"
+           "--threads N limits threads. Exit codes: 0 fine, 1 differs or failed, 2 unusable input\n"
+           "or arguments. Answers go to stdout, all else to stderr.\n");
+    return EXIT_FINE;
+}
+
+static const command *command_find(const char *name)
+{
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+    return NULL;
+}
+
+static int run_command(app *a, int argc, char **argv)
+{
+    tr_ctx_opts o;
+    int code;
+    memset(&o, 0, sizeof o);
+    o.log = on_warning;
+    o.log_user = a;
+    options_parse(a, argc, argv);
+    if (opt(a, "--help")) return help_print(a->cmd);
+    o.threads = (int)opt_int(a, "--threads", 0, 1, 4096);
+    if (tr_ctx_new(&a->ctx, &o) != TR_OK) die(a, "out of memory");
+    code = a->cmd->run(a);
+    progress_clear(a);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    static char answer[1 << 20];        /* kept back while something can still fail */
+    app a;
+    int code;
+    memset(&a, 0, sizeof a);
+    setvbuf(stdout, answer, _IOFBF, sizeof answer);
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        code = overview();
+    } else if (strcmp(argv[1], "--version") == 0) {
+        code = EXIT_FINE;
+        printf("trillion %s, contract %s\n", TR_VERSION, TR_CONTRACT);
+    } else {
+        a.cmd = command_find(argv[1]);
+        if (!a.cmd) die(&a, "there is no command '%s'; `trillion` alone lists them", argv[1]);
+        code = run_command(&a, argc - 2, argv + 2);
+    }
+    if (fflush(stdout) != 0 || ferror(stdout)) die(&a, "stdout: %s", strerror(errno));
+    return code;
+}

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Does some test fail for each of the listed mistakes? Each mutant of tests/mutants.txt is one
+# replacement of text in a copy of trillion.h; the named test program must then fail (or not
+# compile). Prints a line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
+#
+# A mutant is five lines and a blank one:
+#     # what the mistake is
+#     program
+#     - text that occurs exactly once in trillion.h
+#     + text in its place
+set -u
+CC=${CC:-cc}
+FLAGS="-std=c11 -D_POSIX_C_SOURCE=200809L -ffp-contract=off -O1 -w"
+dir=build/mutants
+
+one() {                                     # N: applies, compiles and runs mutant N
+    n=$1 at=$dir/$n
+    rm -rf "$at"; mkdir -p "$at/tests"
+    awk -v n="$n" 'BEGIN { RS = ""; FS = "\n" } NR == n { for (i = 1; i <= NF; i++) print $i }' \
+        tests/mutants.txt > "$at/mutant"
+    what=$(sed -n '1s/^# //p' "$at/mutant") prog=$(sed -n 2p "$at/mutant")
+    awk -v spec="$at/mutant" '
+        BEGIN {
+            while ((getline line < spec) > 0) {
+                if (line ~ /^- /) from = substr(line, 3)
+                if (line ~ /^\+( |$)/) to = substr(line, 3)
+            }
+        }
+        (i = index($0, from)) { hits++; $0 = substr($0, 1, i - 1) to substr($0, i + length(from)) }
+        { print }
+        END { exit hits == 1 ? 0 : 3 }' trillion.h > "$at/trillion.h" ||
+        { echo "STALE    $what: its text does not occur exactly once" > "$at/verdict"; return; }
+    cp tests/*.h "tests/$prog.c" "$at/tests/"
+    if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" -lm 2> "$at/log"; then
+        echo "killed   $what ($prog does not compile)" > "$at/verdict"
+    elif TEST_STOP=1 timeout 300 "$at/test" > "$at/log" 2>&1; then
+        echo "SURVIVED $what ($prog passes)" > "$at/verdict"
+    else
+        echo "killed   $what ($prog: $(grep -m1 '^FAILED' "$at/log" | cut -c1-60))" > "$at/verdict"
+    fi
+    rm -f "$at/test" "$at/trillion.h"
+}
+
+if [ "${1:-}" = --one ]; then one "$2"; exit 0; fi
+
+total=$(awk 'BEGIN { RS = "" } END { print NR }' tests/mutants.txt)
+rm -rf $dir
+awk -v pick="${MUTANTS:-}" 'BEGIN { RS = "" } index($0, pick) { print NR }' tests/mutants.txt |
+    CC=$CC xargs -P 2 -n 1 sh tests/mutants.sh --one
+cat $dir/*/verdict | sort
+killed=$(cat $dir/*/verdict | grep -c '^killed')
+alive=$(cat $dir/*/verdict | grep -vc '^killed')
+echo "of $total mutants"
+echo "$killed passed, $alive failed"
+[ "$alive" = 0 ]

@@ -187,15 +187,29 @@ TR_API tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...) TR_P
 typedef void *(*tr_alloc_fn)(void *user, void *ptr, size_t old_bytes, size_t new_bytes);
 typedef void  (*tr_log_fn)(void *user, const char *line);   /* one warning, without newline */
 
+/* Which clone of the kernels runs. It decides speed and never a bit. */
+typedef enum tr_cpu {
+    TR_CPU_BEST,                /* what this machine has */
+    TR_CPU_BASE,                /* what the file was compiled for */
+    TR_CPU_AVX2,                /* x86-64-v3: AVX2, FMA, F16C */
+    TR_CPU_AVX512,              /* x86-64-v4: and AVX-512 F, BW, DQ, VL */
+    TR_CPU_COUNT
+} tr_cpu;
+
 typedef struct tr_ctx_opts {
     tr_alloc_fn alloc;  void *alloc_user;   /* NULL: malloc and free */
     tr_log_fn   log;    void *log_user;     /* NULL: warnings are dropped */
     int         threads;                    /* 0: what OpenMP offers */
+    tr_cpu      cpu;                        /* 0: the best */
 } tr_ctx_opts;
 
-/* opts may be NULL, and is copied. TR_ERR_MEMORY with *out NULL, and no context to hold a
- * sentence. */
+/* opts may be NULL, and is copied. Tests the arithmetic of this build and thread (tr_selftest).
+ * TR_ERR_MEMORY: *out is NULL, and there is no context to hold a sentence. Any other failure: *out
+ * is good for tr_err_last and tr_ctx_free alone. TR_ERR_UNSUPPORTED: contraction, flushed
+ * subnormals, another rounding mode, a cpu that this machine is not. */
 TR_API tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts);
+TR_API tr_cpu      tr_ctx_cpu(const tr_ctx *ctx);           /* the one that runs; never BEST */
+TR_API const char *tr_cpu_name(tr_cpu c);                   /* "avx2", ...; NULL if c is none */
 /* After everything that was made with ctx. NULL is allowed. */
 TR_API void      tr_ctx_free(tr_ctx *ctx);
 /* Hands one line to opts.log, cut off at 1023 bytes. */
@@ -467,6 +481,13 @@ TR_API double   tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i);  /* s
 TR_API double tr_dot_f64  (const double *x, const double *w, int64_t n);
 TR_API double tr_sumsq_f64(const double *x, int64_t n);
 
+/* The contract's: TR_LANES chains from +0, lane l takes i = l, l + 16, ..; then lane l is added to
+ * l + 8, l + 4, l + 2, l + 1. Products are fused. Any order of magnitude, n may be 0 (+0). */
+#define TR_LANES 16
+TR_API float tr_dot  (const float *x, const float *w, int64_t n);
+TR_API float tr_sum  (const float *x, int64_t n);
+TR_API float tr_sumsq(const float *x, int64_t n);
+
 /* The K largest of x[0..n), largest first, equal values by lower index, none twice; -inf may be
  * chosen. allowed NULL or one byte per element, 0 forbids. Returns how many were found.
  * x must not hold NaN. */
@@ -492,13 +513,18 @@ typedef struct tr_embed_args {
     const tr_weight *w;         /* [V, D] */
 } tr_embed_args;
 
-/* Views are F64 with stride 1 between columns and any stride between rows; N, O and I may be 0.
+/* Views are F64 (those of the contract F32) with stride 1 between columns and any stride between
+ * rows; N, O and I may be 0.
  *   y must not overlap x
- *   every sum runs in increasing index from +0, the bias comes last: any threads, the same bits
+ *   f64: every sum runs in increasing index from +0, the bias comes last
+ *   contract: each element is tr_dot of a row of x and a decoded row of w, then the bias is added
+ *   any threads, any N: the same bits
  *   TR_ERR_SHAPE and TR_ERR_DTYPE name the weight and both shapes; embed: TR_ERR_RANGE names the
  *   first id outside [0, V). After a failure y is as before. */
 TR_API tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a);
+TR_API tr_status tr_matmul    (tr_ctx *ctx, const tr_matmul_args *a);
 TR_API tr_status tr_embed_f64 (tr_ctx *ctx, const tr_embed_args *a);
+TR_API tr_status tr_embed     (tr_ctx *ctx, const tr_embed_args *a);
 
 /* ============================================================================
  * 10. Norms {norm}
@@ -1471,8 +1497,9 @@ TR_API tr_status tr_selftest(tr_ctx *ctx);
 #include <omp.h>
 #endif
 
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "trillion.h: fast-math breaks NaN, infinities and order; compile without it"
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#error "trillion.h: fast-math breaks NaN, infinities, zeros and order; compile without it"
 #endif
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
 #error "trillion.h: needs FLT_EVAL_METHOD 0 (on 32-bit x86: -msse2 -mfpmath=sse)"
@@ -1497,6 +1524,10 @@ static int       tri_os_rename(const char *from, const char *to, const char *asi
 typedef enum tri_kind { TRI_NOTHING, TRI_FILE, TRI_DIR, TRI_OTHER } tri_kind;
 static tri_kind  tri_os_kind(const char *path, uint64_t *bytes);
 static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what);  /* says errno */
+static tr_cpu    tri_os_cpu(void);                      /* the best clones that this machine runs */
+typedef struct tri_fpenv { uint64_t was; } tri_fpenv;
+static tri_fpenv tri_os_fp_begin(void);                 /* nearest even, subnormals kept */
+static void      tri_os_fp_end(tri_fpenv e);            /* as it was */
 
 /* ============================================================================
  * 1. Errors {err}
@@ -1514,6 +1545,7 @@ static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what);  
 
 struct tr_ctx {
     tr_ctx_opts opts;
+    tr_cpu cpu;                     /* which clones run */
     size_t bytes, peak;             /* allocated now, most ever */
     tr_act *acts;  int64_t n_acts;  /* registered by the caller */
     char   err[TRI_ERR_BYTES];
@@ -1606,7 +1638,19 @@ tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
     memset(ctx, 0, sizeof *ctx);
     ctx->opts = o;
     *out = ctx;
-    return TR_OK;
+    ctx->cpu = o.cpu == TR_CPU_BEST ? tri_os_cpu() : o.cpu;
+    if ((int)o.cpu < 0 || ctx->cpu > tri_os_cpu())
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "this machine is no %s",
+                       tr_cpu_name(o.cpu) ? tr_cpu_name(o.cpu) : "such cpu");
+    return tr_selftest(ctx);
+}
+
+tr_cpu tr_ctx_cpu(const tr_ctx *ctx) { return ctx->cpu; }
+
+const char *tr_cpu_name(tr_cpu c)
+{
+    static const char *const name[TR_CPU_COUNT] = { "best", "base", "avx2", "avx512" };
+    return (int)c >= 0 && c < TR_CPU_COUNT ? name[c] : NULL;
 }
 
 void tr_ctx_free(tr_ctx *ctx)
@@ -2144,7 +2188,7 @@ double tr_softplus_f64(double x)
 
 /* ---- the fused multiply-add of the contract's kernels */
 
-/* 1 if this file is compiled for hardware that has it. Bodies that are compiled for several targets
+/* 1 if this file is compiled for hardware that has it. Bodies that are compiled for several cpus
  * take hw as a constant argument instead. */
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF)
 #define TRI_HW_FMA 1
@@ -2795,6 +2839,7 @@ static int64_t tri_row_at(tr_view v, int64_t i)
 }
 
 static double *tri_row_f64(tr_view v, int64_t i) { return (double *)v.data + tri_row_at(v, i); }
+static float  *tri_row_f32(tr_view v, int64_t i) { return (float *)v.data + tri_row_at(v, i); }
 
 tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
 {
@@ -3220,10 +3265,36 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
  * goes and not on what was drawn before. So nothing here has an order that a split could change,
  * and one thread or sixty-four give the same bits.
  *
+ * A kernel's body is compiled once for every cpu of tr_cpu, from one text: it is inlined into
+ * functions that differ in nothing but their target, and the context says which of them runs.
+ *
+ * A thread has a rounding mode and may flush subnormals, as the host program or a library it loads
+ * has set it. Pieces run under the contract's own, whatever thread they meet, and leave the
+ * thread's as it was.
+ *
  * Traps. OpenMP's reduction leaves the order of a sum open and is used nowhere. n i overflows long
  * before n i / P does. A generator with a state gives other numbers as soon as the work is cut
  * otherwise. Normal numbers by logarithm and cosine differ in the last bit between libms.
  * ========================================================================= */
+
+/* TRI_CLONES(name) makes name##_clones, a table by cpu, of the inlined body
+ *     name(int hw, void *user, int64_t begin, int64_t end)
+ * hw is 1 where fmaf is one instruction. */
+#if defined(__GNUC__) && defined(__x86_64__)
+#define TRI_AVX2   __attribute__((target("avx2,fma,f16c")))
+#define TRI_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define TRI_CLONES(name)                                                                \
+    static void name##_base(void *u, int64_t b, int64_t e) { name(TRI_HW_FMA, u, b, e); }   \
+    TRI_AVX2 static void name##_avx2(void *u, int64_t b, int64_t e) { name(1, u, b, e); }   \
+    TRI_AVX512 static void name##_avx512(void *u, int64_t b, int64_t e) { name(1, u, b, e); } \
+    static const tr_par_fn name##_clones[TR_CPU_COUNT] = { name##_base, name##_base,    \
+                                                           name##_avx2, name##_avx512 };
+#else
+#define TRI_CLONES(name)                                                                \
+    static void name##_base(void *u, int64_t b, int64_t e) { name(TRI_HW_FMA, u, b, e); }   \
+    static const tr_par_fn name##_clones[TR_CPU_COUNT] = { name##_base, name##_base,    \
+                                                           name##_base, name##_base };
+#endif
 
 int tr_par_threads(const tr_ctx *ctx)
 {
@@ -3239,16 +3310,29 @@ void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user)
 {
     int64_t pieces = tr_par_threads(ctx), most = n / (grain > 0 ? grain : 1);
     if (pieces > most) pieces = most;
+    if (n <= 0) return;
     if (pieces <= 1) {
-        if (n > 0) fn(user, 0, n);
+        tri_fpenv env = tri_os_fp_begin();
+        fn(user, 0, n);
+        tri_os_fp_end(env);
         return;
     }
 #if defined(_OPENMP) && !TR_NO_OPENMP
 #pragma omp parallel for num_threads((int)pieces) schedule(static, 1)
-    for (int64_t i = 0; i < pieces; i++)    /* n i / pieces without overflow */
+    for (int64_t i = 0; i < pieces; i++) {  /* n i / pieces without overflow */
+        tri_fpenv env = tri_os_fp_begin();
         fn(user, n / pieces * i + n % pieces * i / pieces,
            n / pieces * (i + 1) + n % pieces * (i + 1) / pieces);
+        tri_os_fp_end(env);
+    }
 #endif
+}
+
+/* tr_par_for over the clone that suits the machine. */
+static void tri_par_clone(tr_ctx *ctx, int64_t n, int64_t grain,
+                          const tr_par_fn clones[TR_CPU_COUNT], void *user)
+{
+    tr_par_for(ctx, n, grain, clones[ctx->cpu], user);
 }
 
 /* SplitMix64's finaliser over a counter: (seed, stream, i) -> 64 bits. */
@@ -3285,7 +3369,15 @@ double tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i)
  *     dot = sum_i x_i w_i        sumsq = sum_i x_i^2        i = 0, 1, .., n - 1, from +0
  *
  * Floating-point addition is not associative, so a sum is a number only together with its order.
- * Here each is one chain in increasing index: slow, and impossible to misread.
+ * The definition is one chain in increasing index: slow, and impossible to misread. The contract's
+ * order is made of sixteen chains, as a vector register of 16, two of 8 or four of 4 add without
+ * being told to:
+ *
+ *     a_l  = x_l w_l (+) x_l+16 w_l+16 (+) ..          l = 0 .. 15, each step fl(x w + a_l)
+ *     b_l  = a_l + a_l+8    c_l = b_l + b_l+4    d_l = c_l + c_l+2    dot = d_0 + d_1
+ *
+ * Lanes may stop after any x and go on later; they may not be summed before the end. An element
+ * that is not there adds nothing: it is no product with 0, which would turn a lane of -0 into +0.
  *
  * The K largest are picked one after the other in a total order: larger value first, then lower
  * index. Each pick is the first element after the one before, so nothing is marked or copied, and
@@ -3306,6 +3398,50 @@ static double tri_dot_on(double sum, const double *x, const double *w, int64_t n
 
 double tr_dot_f64  (const double *x, const double *w, int64_t n) { return tri_dot_on(0, x, w, n); }
 double tr_sumsq_f64(const double *x, int64_t n)                  { return tri_dot_on(0, x, x, n); }
+
+/* Takes the lanes on over x[0..n) w[0..n); x[0] belongs to lane 0. */
+TRI_INLINE void tri_lanes_dot(int hw, float lane[TR_LANES], const float *x, const float *w,
+                              int64_t n)
+{
+    int64_t i = 0;
+    for (; i + TR_LANES <= n; i += TR_LANES)
+        for (int l = 0; l < TR_LANES; l++) lane[l] = tri_fmaf(hw, x[i + l], w[i + l], lane[l]);
+    for (int l = 0; i + l < n; l++) lane[l] = tri_fmaf(hw, x[i + l], w[i + l], lane[l]);
+}
+
+TRI_INLINE void tri_lanes_sum(float lane[TR_LANES], const float *x, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + TR_LANES <= n; i += TR_LANES)
+        for (int l = 0; l < TR_LANES; l++) lane[l] += x[i + l];
+    for (int l = 0; i + l < n; l++) lane[l] += x[i + l];
+}
+
+TRI_INLINE float tri_lanes_fold(const float lane[TR_LANES])
+{
+    float b[8], c[4];
+    for (int l = 0; l < 8; l++) b[l] = lane[l] + lane[l + 8];
+    for (int l = 0; l < 4; l++) c[l] = b[l] + b[l + 4];
+    return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+TRI_INLINE float tri_dot(int hw, const float *x, const float *w, int64_t n)
+{
+    float lane[TR_LANES] = { 0 };
+    tri_lanes_dot(hw, lane, x, w, n);
+    return tri_lanes_fold(lane);
+}
+
+TRI_INLINE float tri_sum(const float *x, int64_t n)
+{
+    float lane[TR_LANES] = { 0 };
+    tri_lanes_sum(lane, x, n);
+    return tri_lanes_fold(lane);
+}
+
+float tr_dot  (const float *x, const float *w, int64_t n) { return tri_dot(TRI_HW_FMA, x, w, n); }
+float tr_sum  (const float *x, int64_t n)                 { return tri_sum(x, n); }
+float tr_sumsq(const float *x, int64_t n)                 { return tri_dot(TRI_HW_FMA, x, x, n); }
 
 /* Does element a come before element b? */
 static int tri_comes_first(const double *x, int64_t a, int64_t b)
@@ -3351,10 +3487,10 @@ int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
 /* How many rows are worth a thread: about 2^14 products. */
 static int64_t tri_mat_grain(int64_t N, int64_t I) { return 1 + 16384 / (N + 1) / (I + 1); }
 
-/* F64 rows that can be read with a pointer. */
-static int tri_is_rows_f64(tr_view v)
+/* Rows of type t that can be read with a pointer. */
+static int tri_is_rows(tr_view v, tr_dtype t)
 {
-    return v.dtype == TR_F64 && v.rank == 2 && (v.stride[1] == 1 || v.shape[1] <= 1) &&
+    return v.dtype == t && v.rank == 2 && (v.stride[1] == 1 || v.shape[1] <= 1) &&
            (v.data || v.shape[0] == 0 || v.shape[1] == 0);
 }
 
@@ -3366,23 +3502,23 @@ static tr_status tri_mat_weight(tr_ctx *ctx, const char *op, const tr_weight *w)
     return TR_OK;
 }
 
-static tr_status tri_mat_rows(tr_ctx *ctx, const char *op, const tr_weight *w, const char *letter,
-                              tr_view v)
+static tr_status tri_mat_rows(tr_ctx *ctx, tr_dtype t, const char *op, const tr_weight *w,
+                              const char *letter, tr_view v)
 {
     char s[96];
-    if (tri_is_rows_f64(v)) return TR_OK;
-    return tr_fail(ctx, v.dtype == TR_F64 ? TR_ERR_SHAPE : TR_ERR_DTYPE,
-                   "%s %s: %s is %s and must be F64 rows without gaps between columns", op, w->name,
-                   letter, tr_view_str(v, s));
+    if (tri_is_rows(v, t)) return TR_OK;
+    return tr_fail(ctx, v.dtype == t ? TR_ERR_SHAPE : TR_ERR_DTYPE,
+                   "%s %s: %s is %s and must be %s rows without gaps between columns", op, w->name,
+                   letter, tr_view_str(v, s), tr_dtype_get(t)->name);
 }
 
-static tr_status tri_matmul_check(tr_ctx *ctx, const tr_matmul_args *a)
+static tr_status tri_matmul_check(tr_ctx *ctx, tr_dtype t, const tr_matmul_args *a)
 {
     const tr_weight *w = a->w;
     char y[96], x[96], b[96];
     TRI_TRY(tri_mat_weight(ctx, "matmul", w));
-    TRI_TRY(tri_mat_rows(ctx, "matmul", w, "y", a->y));
-    TRI_TRY(tri_mat_rows(ctx, "matmul", w, "x", a->x));
+    TRI_TRY(tri_mat_rows(ctx, t, "matmul", w, "y", a->y));
+    TRI_TRY(tri_mat_rows(ctx, t, "matmul", w, "x", a->x));
     if (a->x.shape[1] != w->cols || a->y.shape[1] != w->rows || a->x.shape[0] != a->y.shape[0])
         return tr_fail(ctx, TR_ERR_SHAPE, "matmul %s [%lld, %lld]: x is %s and y is %s", w->name,
                        (long long)w->rows, (long long)w->cols, tr_view_str(a->x, x),
@@ -3395,13 +3531,13 @@ static tr_status tri_matmul_check(tr_ctx *ctx, const tr_matmul_args *a)
     if (a->bias.rank != 1 || a->bias.shape[0] != w->rows || (!a->bias.data && w->rows))
         return tr_fail(ctx, TR_ERR_SHAPE, "matmul %s [%lld, %lld]: bias is %s", w->name,
                        (long long)w->rows, (long long)w->cols, tr_view_str(a->bias, b));
-    if (a->bias.dtype != TR_F64)
-        return tr_fail(ctx, TR_ERR_DTYPE, "matmul %s: bias is %s and must be F64", w->name,
-                       tr_view_str(a->bias, b));
+    if (a->bias.dtype != t)
+        return tr_fail(ctx, TR_ERR_DTYPE, "matmul %s: bias is %s and must be %s", w->name,
+                       tr_view_str(a->bias, b), tr_dtype_get(t)->name);
     return TR_OK;
 }
 
-static void tri_matmul_rows(void *user, int64_t begin, int64_t end)
+static void tri_matmul_rows_f64(void *user, int64_t begin, int64_t end)
 {
     const tr_matmul_args *a = (const tr_matmul_args *)user;
     int64_t N = a->x.shape[0], I = a->x.shape[1];
@@ -3425,8 +3561,40 @@ static void tri_matmul_rows(void *user, int64_t begin, int64_t end)
 tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 {
     tr_matmul_args job = *a;
-    TRI_TRY(tri_matmul_check(ctx, a));
-    tr_par_for(ctx, a->w->rows, tri_mat_grain(a->x.shape[0], a->w->cols), tri_matmul_rows, &job);
+    TRI_TRY(tri_matmul_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->w->rows, tri_mat_grain(a->x.shape[0], a->w->cols), tri_matmul_rows_f64,
+               &job);
+    return TR_OK;
+}
+
+/* The contract's product. Lanes are carried from piece to piece as the chain is above. */
+TRI_INLINE void tri_matmul_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_matmul_args *a = (const tr_matmul_args *)user;
+    int64_t N = a->x.shape[0], I = a->x.shape[1];
+    int has_bias = !tr_view_is_none(a->bias);
+    float buf[TRI_PIECE];
+    for (int64_t o = begin; o < end; o++)
+        for (int64_t n = 0; n < N; n++) {
+            float lane[TR_LANES] = { 0 };
+            for (int64_t i = 0; i < I; i += TRI_PIECE) {
+                int64_t len = tri_least(I - i, TRI_PIECE);
+                const float *w = tr_weight_row_f32(a->w, o, i, len, buf);
+                tri_lanes_dot(hw, lane, tri_row_f32(a->x, n) + i, w, len);
+            }
+            tri_row_f32(a->y, n)[o] = tri_lanes_fold(lane);
+            if (has_bias)
+                tri_row_f32(a->y, n)[o] += tr_view_f32(a->bias)[o * a->bias.stride[0]];
+        }
+}
+TRI_CLONES(tri_matmul_rows)
+
+tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
+{
+    tr_matmul_args job = *a;
+    TRI_TRY(tri_matmul_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->w->rows, tri_mat_grain(a->x.shape[0], a->w->cols),
+                  tri_matmul_rows_clones, &job);
     return TR_OK;
 }
 
@@ -3435,12 +3603,12 @@ static int64_t tri_embed_id(const tr_embed_args *a, int64_t n)
     return (int64_t)tr_get_f64(a->ids.data, TR_I32, n * a->ids.stride[0]);
 }
 
-static tr_status tri_embed_check(tr_ctx *ctx, const tr_embed_args *a)
+static tr_status tri_embed_check(tr_ctx *ctx, tr_dtype t, const tr_embed_args *a)
 {
     const tr_weight *w = a->w;
     char y[96], ids[96];
     TRI_TRY(tri_mat_weight(ctx, "embed", w));
-    TRI_TRY(tri_mat_rows(ctx, "embed", w, "y", a->y));
+    TRI_TRY(tri_mat_rows(ctx, t, "embed", w, "y", a->y));
     if (a->ids.dtype != TR_I32)
         return tr_fail(ctx, TR_ERR_DTYPE, "embed %s: ids are %s and must be I32", w->name,
                        tr_view_str(a->ids, ids));
@@ -3457,7 +3625,7 @@ static tr_status tri_embed_check(tr_ctx *ctx, const tr_embed_args *a)
     return TR_OK;
 }
 
-static void tri_embed_rows(void *user, int64_t begin, int64_t end)
+static void tri_embed_rows_f64(void *user, int64_t begin, int64_t end)
 {
     const tr_embed_args *a = (const tr_embed_args *)user;
     int64_t D = a->w->cols;
@@ -3471,7 +3639,27 @@ static void tri_embed_rows(void *user, int64_t begin, int64_t end)
 tr_status tr_embed_f64(tr_ctx *ctx, const tr_embed_args *a)
 {
     tr_embed_args job = *a;
-    TRI_TRY(tri_embed_check(ctx, a));
+    TRI_TRY(tri_embed_check(ctx, TR_F64, a));
+    if (a->w->cols == 0) return TR_OK;
+    tr_par_for(ctx, a->ids.shape[0], tri_mat_grain(0, a->w->cols), tri_embed_rows_f64, &job);
+    return TR_OK;
+}
+
+static void tri_embed_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_embed_args *a = (const tr_embed_args *)user;
+    int64_t D = a->w->cols;
+    for (int64_t n = begin; n < end; n++) {
+        float *y = tri_row_f32(a->y, n);
+        const float *row = tr_weight_row_f32(a->w, tri_embed_id(a, n), 0, D, y);
+        if (row != y) memcpy(y, row, (size_t)D * sizeof *y);
+    }
+}
+
+tr_status tr_embed(tr_ctx *ctx, const tr_embed_args *a)
+{
+    tr_embed_args job = *a;
+    TRI_TRY(tri_embed_check(ctx, TR_F32, a));
     if (a->w->cols == 0) return TR_OK;
     tr_par_for(ctx, a->ids.shape[0], tri_mat_grain(0, a->w->cols), tri_embed_rows, &job);
     return TR_OK;
@@ -10112,8 +10300,8 @@ tr_status tr_selftest(tr_ctx *ctx)
  * 36. The system {os}
  *
  * Everything that differs between systems: what a path is, a file as memory, the names in a
- * folder, one file put in the place of another. POSIX and Windows; nothing here needs a feature
- * macro, so that -std=c11 is enough.
+ * folder, one file put in the place of another; which instructions the machine has, and how its
+ * threads round. POSIX and Windows; nothing here needs a feature macro, so that -std=c11 is enough.
  *
  * Traps: a mapping of no bytes is an error on every system, an empty file is not. fread of more
  * than 2^31 bytes at once fails on some. A file that another program shortens while it is mapped
@@ -10127,6 +10315,66 @@ tr_status tr_selftest(tr_ctx *ctx)
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
+
+static tr_cpu tri_os_cpu(void)
+{
+#if defined(__GNUC__) && defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return TR_CPU_BASE;                     /* whatever has AVX2 has F16C */
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+           ? TR_CPU_AVX512 : TR_CPU_AVX2;
+#else
+    return TR_CPU_BASE;
+#endif
+}
+
+/* The control word that says how to round and what becomes of subnormals. The assembler lines are
+ * also barriers: what is computed from memory stays on its side of them. */
+#if defined(__GNUC__) && defined(__x86_64__)
+#define TRI_FP_PLAIN 0x1f80u                    /* mxcsr: all exceptions masked, nothing else */
+#define TRI_FP_BITS  0xffc0u                    /* without the flags that exceptions leave */
+static uint64_t tri_os_fp_get(void)
+{
+    uint32_t w;
+    __asm__ volatile("stmxcsr %0" : "=m"(w) : : "memory");
+    return w;
+}
+static void tri_os_fp_set(uint64_t word)
+{
+    uint32_t w = (uint32_t)word;
+    __asm__ volatile("ldmxcsr %0" : : "m"(w) : "memory");
+}
+#elif defined(__GNUC__) && defined(__aarch64__)
+#define TRI_FP_PLAIN 0u                         /* fpcr */
+#define TRI_FP_BITS  0xffffffffu
+static uint64_t tri_os_fp_get(void)
+{
+    uint64_t w;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(w) : : "memory");
+    return w;
+}
+static void tri_os_fp_set(uint64_t w) { __asm__ volatile("msr fpcr, %0" : : "r"(w) : "memory"); }
+#else
+#include <fenv.h>
+#define TRI_FP_PLAIN ((uint64_t)FE_TONEAREST)   /* flushing cannot be asked for portably */
+#define TRI_FP_BITS  UINT64_MAX
+static uint64_t tri_os_fp_get(void)       { return (uint64_t)fegetround(); }
+static void     tri_os_fp_set(uint64_t w) { fesetround((int)w); }
+#endif
+
+static tri_fpenv tri_os_fp_begin(void)
+{
+    tri_fpenv e;
+    e.was = tri_os_fp_get();
+    if ((e.was & TRI_FP_BITS) != TRI_FP_PLAIN) tri_os_fp_set(TRI_FP_PLAIN);
+    return e;
+}
+
+static void tri_os_fp_end(tri_fpenv e)
+{
+    if ((e.was & TRI_FP_BITS) != TRI_FP_PLAIN) tri_os_fp_set(e.was);
+}
 
 /* What path leads to (links followed), and the size of a file. errno tells why nothing. */
 static tri_kind tri_os_kind(const char *path, uint64_t *bytes)

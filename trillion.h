@@ -553,18 +553,26 @@ typedef struct tr_norm_args {    /* y = scale (w n(x) + bias) sigmoid(gate) */
     int64_t groups;             /* statistics over D / groups values each; 1: the whole row */
 } tr_norm_args;
 
-/* What holds for this and every operator below: views are F64 unless the struct says otherwise,
- * their last dimension without gaps; outputs do not overlap inputs unless it says "may be".
+/* What holds for this and every operator below: tr_x_f64 is the definition and takes F64 views,
+ * tr_x is the contract's kernel and takes F32 ones, unless the struct names another type. Their
+ * last dimension is without gaps; outputs do not overlap inputs unless it says "may be". Numbers in
+ * the struct are binary64, and the contract rounds them once. What tr_x rounds, in which order,
+ * stands in docs/numerics.md.
  * TR_ERR_SHAPE, TR_ERR_DTYPE and TR_ERR_ARG (absent, no data) name operator, view and shape and
  * leave outputs as they were; TR_ERR_RANGE names a number. Any threads, the same bits. */
 TR_API tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a);
+TR_API tr_status tr_norm    (tr_ctx *ctx, const tr_norm_args *a);
 
-/* Raw kernels: y, x [T, D], w [D]; y may be x. */
+/* Raw kernels: y, x [T, D], w and b [D] or NULL; y may be x. */
 TR_API void tr_rmsnorm_f64  (double *y, const double *x, const double *w, int64_t T, int64_t D,
                              double eps);
 TR_API void tr_l2norm_f64   (double *y, const double *x, int64_t T, int64_t D, double eps);
 TR_API void tr_layernorm_f64(double *y, const double *x, const double *w, const double *b,
                              int64_t T, int64_t D, double eps);
+TR_API void tr_rmsnorm  (float *y, const float *x, const float *w, int64_t T, int64_t D, float eps);
+TR_API void tr_l2norm   (float *y, const float *x, int64_t T, int64_t D, float eps);
+TR_API void tr_layernorm(float *y, const float *x, const float *w, const float *b, int64_t T,
+                         int64_t D, float eps);
 
 /* ============================================================================
  * 11. Activations {act}
@@ -577,6 +585,8 @@ TR_API void tr_layernorm_f64(double *y, const double *x, const double *w, const 
 typedef struct tr_act {
     const char *name;                                       /* "silu", "situ", ... */
     double (*f64)(double g, double u, const double *p);     /* p: TR_ACT_PARAMS numbers */
+    /* y, g, u [n], y may be g or u; NULL: only the oracle knows it */
+    void   (*f32)(float *y, const float *g, const float *u, int64_t n, const float *p);
 } tr_act;
 
 /* A registered one, else one of the library's, else NULL. Adding another moves registered rows. */
@@ -593,6 +603,7 @@ typedef struct tr_glu_args {
 
 /* y = act(g, u), element by element. */
 TR_API tr_status tr_glu_f64(tr_ctx *ctx, const tr_glu_args *a);
+TR_API tr_status tr_glu    (tr_ctx *ctx, const tr_glu_args *a);
 
 typedef struct tr_gate_args {   /* y = x sigmoid(g): an output gate */
     tr_view y;                  /* out; may be x */
@@ -600,10 +611,12 @@ typedef struct tr_gate_args {   /* y = x sigmoid(g): an output gate */
 } tr_gate_args;
 
 TR_API tr_status tr_gate_f64(tr_ctx *ctx, const tr_gate_args *a);
+TR_API tr_status tr_gate    (tr_ctx *ctx, const tr_gate_args *a);
 
 /* y = softmax(x), row by row; y may be x. sink NULL, or one logit a row that takes part in the
  * sum and is thrown away. -inf is a masked entry; a row of them alone gives zeros. */
 TR_API void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, int64_t D);
+TR_API void tr_softmax    (float *y, const float *x, int64_t T, int64_t D);     /* no sinks */
 
 /* ============================================================================
  * 12. Positions {rope}
@@ -648,6 +661,7 @@ typedef struct tr_rope_args {
 
 /* TR_ERR_SHAPE unless d is twice the frequencies. */
 TR_API tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a);
+TR_API tr_status tr_rope    (tr_ctx *ctx, const tr_rope_args *a);   /* x F32, inv_freq F64 */
 
 /* ============================================================================
  * 13. Attention {attn}
@@ -667,15 +681,20 @@ typedef struct tr_attn_args {
     double  scale;              /* required: 0 is an error */
 } tr_attn_args;
 
-/* y must not overlap q, k, v. TR_ERR_RANGE unless S >= pos + T: a query has its own key. */
+#define TR_ATTN_BLOCK 128       /* keys of a block, which begins at a multiple of it */
+
+/* y must not overlap q, k, v. TR_ERR_RANGE unless S >= pos + T: a query has its own key.
+ * TR_ERR_UNSUPPORTED: tr_attn with probs. */
 TR_API tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a);
+TR_API tr_status tr_attn    (tr_ctx *ctx, const tr_attn_args *a);
 
 /* ============================================================================
  * 14. Latent attention {mla}
  *
  * The cache holds one latent row a token, [normed latent R | shared key part Dr]; keys and values
  * of all heads are a product of it with kv_b, whose rows are, head by head, Dn of key then Dv of
- * value.
+ * value. The definition makes these keys and values (expanded); the contract's kernel carries the
+ * queries into the latent instead (absorbed).
  * ========================================================================= */
 
 typedef struct tr_mla_args {
@@ -683,15 +702,19 @@ typedef struct tr_mla_args {
     tr_view q;                  /* [T, H, Dn + Dr], rotated already */
     tr_view latent;             /* [S, R + Dr] */
     const tr_weight *kv_b;      /* [H (Dn + Dv), R] */
-    tr_view kv;                 /* [S, H (Dn + Dv)] workspace: expanded keys and values */
+    tr_view kv;                 /* f64: [S, H (Dn + Dv)] workspace, expanded keys and values */
+    tr_view absorbed;           /* contract: [T, H, 2 R + Dr] workspace, queries in the latent and
+                                   what attention gives there */
     tr_view probs;              /* [H, T, S] out, or absent */
     int64_t rope;               /* Dr */
     int64_t pos;                /* as in attention */
     double  scale;              /* required */
 } tr_mla_args;
 
-/* Expanded: kv is written, then attended to. y must not overlap q. */
+/* f64: expanded, kv is written, then attended to. Contract: absorbed; kv is not looked at.
+ * y must not overlap q. */
 TR_API tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a);
+TR_API tr_status tr_mla    (tr_ctx *ctx, const tr_mla_args *a);
 
 /* ============================================================================
  * 16. Delta rules {delta}
@@ -732,11 +755,16 @@ typedef struct tr_delta_args {
 TR_API tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a);
 TR_API tr_status tr_decay_f64    (tr_ctx *ctx, const tr_decay_args *a);
 TR_API tr_status tr_delta_f64    (tr_ctx *ctx, const tr_delta_args *a);
+TR_API tr_status tr_shortconv    (tr_ctx *ctx, const tr_conv_args *a);
+TR_API tr_status tr_decay        (tr_ctx *ctx, const tr_decay_args *a);
+TR_API tr_status tr_delta        (tr_ctx *ctx, const tr_delta_args *a);
 
 /* One head, one token: o [V], S [V, K] in and out, q k g [K], v [V]. */
 TR_API void tr_delta_step_f64(double *o, double *S, const double *q, const double *k,
                               const double *v, const double *g, double beta,
                               int64_t K, int64_t V);
+TR_API void tr_delta_step    (float *o, float *S, const float *q, const float *k, const float *v,
+                              const float *g, float beta, int64_t K, int64_t V);
 
 /* ============================================================================
  * 17. Residuals {res}
@@ -763,9 +791,11 @@ typedef struct tr_mix_args {
     double  eps;
 } tr_mix_args;
 
-TR_API tr_status tr_add_f64 (tr_ctx *ctx, const tr_add_args *a);
-TR_API tr_status tr_copy_f64(tr_ctx *ctx, const tr_copy_args *a);
-TR_API tr_status tr_mix_f64 (tr_ctx *ctx, const tr_mix_args *a);
+TR_API tr_status tr_add_f64(tr_ctx *ctx, const tr_add_args *a);
+TR_API tr_status tr_add    (tr_ctx *ctx, const tr_add_args *a);
+TR_API tr_status tr_copy   (tr_ctx *ctx, const tr_copy_args *a);    /* any type: nothing rounds */
+TR_API tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a);
+TR_API tr_status tr_mix    (tr_ctx *ctx, const tr_mix_args *a);     /* n < 256 */
 
 /* ============================================================================
  * 18. Experts {moe}
@@ -821,40 +851,43 @@ typedef struct tr_combine_args {
  * experts: slots with id -1 become 0; weights of experts without tokens are not looked at.
  * combine: from +0, j increasing. */
 TR_API tr_status tr_route_f64   (tr_ctx *ctx, const tr_route_args *a);
+TR_API tr_status tr_route       (tr_ctx *ctx, const tr_route_args *a);
 TR_API tr_status tr_dispatch    (tr_ctx *ctx, const tr_dispatch_args *a);
 TR_API tr_status tr_experts_f64 (tr_ctx *ctx, const tr_experts_args *a);
+TR_API tr_status tr_experts     (tr_ctx *ctx, const tr_experts_args *a);
 TR_API tr_status tr_combine_f64 (tr_ctx *ctx, const tr_combine_args *a);
+TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
 
 /* ============================================================================
  * 20. The table of operators {ops}
  *
  * A model runs through this table and through nothing else: the engine never touches a number.
- * The oracle's entries are the binary64 definitions. A port copies a table and replaces the
- * entries it has; the dry table only checks shapes and counts, which is how plans are made.
+ * The oracle's entries are the binary64 definitions, the contract's the binary32 kernels of which
+ * every bit is fixed. A port copies a table and replaces the entries it has; the dry table only checks shapes and counts, which is how plans are made.
  * ========================================================================= */
 
-/* X(entry, its arguments, its definition in binary64) */
-#define TR_OPS_LIST(X)                                  \
-    X(embed,     tr_embed_args,    tr_embed_f64)        \
-    X(matmul,    tr_matmul_args,   tr_matmul_f64)       \
-    X(norm,      tr_norm_args,     tr_norm_f64)         \
-    X(glu,       tr_glu_args,      tr_glu_f64)          \
-    X(gate,      tr_gate_args,     tr_gate_f64)         \
-    X(rope,      tr_rope_args,     tr_rope_f64)         \
-    X(attn,      tr_attn_args,     tr_attn_f64)         \
-    X(mla,       tr_mla_args,      tr_mla_f64)          \
-    X(shortconv, tr_conv_args,     tr_shortconv_f64)    \
-    X(decay,     tr_decay_args,    tr_decay_f64)        \
-    X(delta,     tr_delta_args,    tr_delta_f64)        \
-    X(add,       tr_add_args,      tr_add_f64)          \
-    X(copy,      tr_copy_args,     tr_copy_f64)         \
-    X(mix,       tr_mix_args,      tr_mix_f64)          \
-    X(route,     tr_route_args,    tr_route_f64)        \
-    X(dispatch,  tr_dispatch_args, tr_dispatch)         \
-    X(experts,   tr_experts_args,  tr_experts_f64)      \
-    X(combine,   tr_combine_args,  tr_combine_f64)
+/* X(entry, its arguments, its definition in binary64, its kernel of the contract) */
+#define TR_OPS_LIST(X)                                                  \
+    X(embed,     tr_embed_args,    tr_embed_f64,     tr_embed)          \
+    X(matmul,    tr_matmul_args,   tr_matmul_f64,    tr_matmul)         \
+    X(norm,      tr_norm_args,     tr_norm_f64,      tr_norm)           \
+    X(glu,       tr_glu_args,      tr_glu_f64,       tr_glu)            \
+    X(gate,      tr_gate_args,     tr_gate_f64,      tr_gate)           \
+    X(rope,      tr_rope_args,     tr_rope_f64,      tr_rope)           \
+    X(attn,      tr_attn_args,     tr_attn_f64,      tr_attn)           \
+    X(mla,       tr_mla_args,      tr_mla_f64,       tr_mla)            \
+    X(shortconv, tr_conv_args,     tr_shortconv_f64, tr_shortconv)      \
+    X(decay,     tr_decay_args,    tr_decay_f64,     tr_decay)          \
+    X(delta,     tr_delta_args,    tr_delta_f64,     tr_delta)          \
+    X(add,       tr_add_args,      tr_add_f64,       tr_add)            \
+    X(copy,      tr_copy_args,     tr_copy,          tr_copy)           \
+    X(mix,       tr_mix_args,      tr_mix_f64,       tr_mix)            \
+    X(route,     tr_route_args,    tr_route_f64,     tr_route)          \
+    X(dispatch,  tr_dispatch_args, tr_dispatch,      tr_dispatch)       \
+    X(experts,   tr_experts_args,  tr_experts_f64,   tr_experts)        \
+    X(combine,   tr_combine_args,  tr_combine_f64,   tr_combine)
 
-#define TRI_FIELD(op, args, definition) tr_status (*op)(void *user, tr_ctx *ctx, const args *a);
+#define TRI_FIELD(op, args, f64, f32) tr_status (*op)(void *user, tr_ctx *ctx, const args *a);
 typedef struct tr_ops {
     const char *name;
     void       *user;           /* handed to every entry */
@@ -864,6 +897,7 @@ typedef struct tr_ops {
 #undef TRI_FIELD
 
 TR_API tr_ops tr_ops_oracle(void);      /* every entry is its definition; user is NULL */
+TR_API tr_ops tr_ops_contract(void);    /* every entry is the contract's kernel */
 
 /* ============================================================================
  * 21. Taps {tap}
@@ -1268,6 +1302,7 @@ typedef struct tr_layer {
     tr_layer_cfg kind;
     tr_weight w[TR_W_COUNT];                        /* linear weights; format NULL: absent */
     tr_view   vec[TR_W_COUNT];                      /* vectors, widened to F64 */
+    tr_view   vec_f32[TR_W_COUNT];                  /* and the same in F32 */
     const tr_weight_spec *spec[TR_W_COUNT];         /* NULL: absent */
     tr_weight *expert[3];                           /* gate, up, down: [E] each, owned */
 } tr_layer;
@@ -2855,8 +2890,11 @@ tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
                        tr_view_str(dst, a), tr_view_str(src, b));
     for (int64_t r = 0; r < rows; r++) {
         int64_t d0 = tri_row_at(dst, r), s0 = tri_row_at(src, r);
-        if (dst.dtype == src.dtype) {
-            size_t size = (size_t)tr_dtype_get(src.dtype)->bits / 8;
+        size_t size = (size_t)tr_dtype_get(src.dtype)->bits / 8;
+        if (dst.dtype == src.dtype && ds == 1 && ss == 1 && n > 0) {
+            memcpy((unsigned char *)dst.data + (size_t)d0 * size,
+                   (const unsigned char *)src.data + (size_t)s0 * size, (size_t)n * size);
+        } else if (dst.dtype == src.dtype) {
             for (int64_t i = 0; i < n; i++)
                 memcpy((unsigned char *)dst.data + (size_t)(d0 + i * ds) * size,
                        (const unsigned char *)src.data + (size_t)(s0 + i * ss) * size, size);
@@ -3598,6 +3636,41 @@ tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
     return TR_OK;
 }
 
+/* The transposed product, for queries that are carried into a latent:
+ *
+ *     y[n, r] = sum_k x[n, k] W[k, r]      sixteen lanes by k, folded as ever
+ *
+ * y [N, R], x [N, K] rows of F32, W [K, R] where it lies. */
+typedef struct tri_turned { tr_view y, x; const tr_weight *w; } tri_turned;
+
+TRI_INLINE void tri_product_t_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tri_turned *j = (const tri_turned *)user;
+    int64_t N = j->y.shape[0], K = j->x.shape[1];
+    float buf[TRI_PIECE];
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t r = begin; r < end; r++) {
+            float lane[TR_LANES] = { 0 };
+            for (int64_t k = 0; k < K; k++) {
+                const float *w = tr_weight_row_f32(j->w, k, r, 1, buf);
+                lane[k % TR_LANES] = tri_fmaf(hw, tri_row_f32(j->x, n)[k], *w,
+                                              lane[k % TR_LANES]);
+            }
+            tri_row_f32(j->y, n)[r] = tri_lanes_fold(lane);
+        }
+}
+TRI_CLONES(tri_product_t_rows)
+
+static void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
+{
+    tri_turned job;
+    job.y = y;
+    job.x = x;
+    job.w = w;
+    tri_par_clone(ctx, w->cols, tri_mat_grain(x.shape[0], w->rows), tri_product_t_rows_clones,
+                  &job);
+}
+
 static int64_t tri_embed_id(const tr_embed_args *a, int64_t n)
 {
     return (int64_t)tr_get_f64(a->ids.data, TR_I32, n * a->ids.stride[0]);
@@ -3681,13 +3754,14 @@ tr_status tr_embed(tr_ctx *ctx, const tr_embed_args *a)
 /* Operators check at the door; the arithmetic behind it is bare. tri_fit takes the shapes as this
  * book writes them, and a view for each:
  *
- *     tri_fit(ctx, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u)
+ *     tri_fit(ctx, TR_F64, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u)
  *
- * Equal letters must be equal extents. Views are F64 unless it says name:I32[..]; name?[..] may be
- * absent; two dots stand for any leading dimensions, the same for all that have them. The last
- * dimension must be without gaps. */
+ * Equal letters must be equal extents. Views are of the given type unless it says name:I32[..];
+ * name?[..] may be absent; two dots stand for any leading dimensions, the same for all that have
+ * them. The last dimension must be without gaps. */
 typedef struct tri_fitting {
     tr_ctx *ctx;
+    tr_dtype t;
     const char *op;
     int n;                                              /* letters met so far, with where */
     struct { const char *letter, *name; size_t len; int64_t extent; tr_view v; } met[16];
@@ -3725,7 +3799,7 @@ static tr_status tri_fit_view(tri_fitting *f, const char *item, tr_view v)
     int name = tri_name_len(item), last = v.rank - 1, dims = 1, k = 0;
     int there = v.data || tr_view_numel(v) == 0;
     const char *shape = strchr(item, '[');
-    tr_dtype t = TR_F64;
+    tr_dtype t = f->t;
     if (item[name] == ':') TRI_TRY(tr_dtype_parse(f->ctx, &t, item + name + 1, 3));
     for (const char *c = shape; *c != ']'; c++) dims += *c == ',';
     if (shape[1] == '.') k = v.rank - (dims - 1) > 0 ? v.rank - (dims - 1) : 0;
@@ -3753,12 +3827,13 @@ static tr_status tri_fit_view(tri_fitting *f, const char *item, tr_view v)
     return TR_OK;
 }
 
-static tr_status tri_fit(tr_ctx *ctx, const char *op, const char *shapes, ...)
+static tr_status tri_fit(tr_ctx *ctx, tr_dtype t, const char *op, const char *shapes, ...)
 {
     tri_fitting f;
     tr_status s = TR_OK;
     va_list ap;
     f.ctx = ctx;
+    f.t = t;
     f.op = op;
     f.n = 0;
     va_start(ap, shapes);
@@ -3853,11 +3928,10 @@ static void tri_norm_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a)
+static tr_status tri_norm_check(tr_ctx *ctx, tr_dtype t, const tr_norm_args *a)
 {
-    tr_norm_args job = *a;
     int64_t D;
-    TRI_TRY(tri_fit(ctx, "norm", "x[..,D] y[..,D] w?[D] bias?[D] gate?[..,D]",
+    TRI_TRY(tri_fit(ctx, t, "norm", "x[..,D] y[..,D] w?[D] bias?[D] gate?[..,D]",
                     a->x, a->y, a->w, a->bias, a->gate));
     TRI_TRY(tri_not_below_0(ctx, "norm: eps", a->eps));
     TRI_TRY(tri_factor(ctx, "norm: scale", a->scale));
@@ -3869,7 +3943,100 @@ tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "norm: no kind %d", (int)a->kind);
     if (!tr_view_is_none(a->bias) && a->kind != TR_NORM_LAYER)
         return tr_fail(ctx, TR_ERR_ARG, "norm: only LayerNorm has a bias");
-    tr_par_for(ctx, tri_rows(a->x), tri_grain(4 * D), tri_norm_rows_f64, &job);
+    return TR_OK;
+}
+
+static int64_t tri_norm_grain(const tr_norm_args *a)
+{
+    return tri_grain(4 * a->x.shape[a->x.rank - 1]);
+}
+
+tr_status tr_norm_f64(tr_ctx *ctx, const tr_norm_args *a)
+{
+    tr_norm_args job = *a;
+    TRI_TRY(tri_norm_check(ctx, TR_F64, a));
+    tr_par_for(ctx, tri_rows(a->x), tri_norm_grain(a), tri_norm_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's kernels: sums in sixteen lanes, each product and sum rounded.
+ *     r = fl(1 / sqrt(fl(ss / D) + eps))    y = fl(x r), then times w, plus b */
+TRI_INLINE void tri_rmsnorm(int hw, float *y, const float *x, const float *w, int64_t D, float eps)
+{
+    float r = 1 / sqrtf(tri_dot(hw, x, x, D) / (float)D + eps);
+    for (int64_t d = 0; d < D; d++) y[d] = x[d] * r;
+    if (w) for (int64_t d = 0; d < D; d++) y[d] *= w[d];
+}
+
+TRI_INLINE void tri_l2norm(int hw, float *y, const float *x, int64_t D, float eps)
+{
+    float r = 1 / sqrtf(tri_dot(hw, x, x, D) + eps);
+    for (int64_t d = 0; d < D; d++) y[d] = x[d] * r;
+}
+
+/* y holds x - mu for a while. */
+TRI_INLINE void tri_layernorm(int hw, float *y, const float *x, const float *w, const float *b,
+                              int64_t D, float eps)
+{
+    float mu = tri_sum(x, D) / (float)D, r;
+    for (int64_t d = 0; d < D; d++) y[d] = x[d] - mu;
+    r = 1 / sqrtf(tri_dot(hw, y, y, D) / (float)D + eps);
+    for (int64_t d = 0; d < D; d++) y[d] *= r;
+    if (w) for (int64_t d = 0; d < D; d++) y[d] *= w[d];
+    if (b) for (int64_t d = 0; d < D; d++) y[d] += b[d];
+}
+
+void tr_rmsnorm(float *y, const float *x, const float *w, int64_t T, int64_t D, float eps)
+{
+    for (int64_t t = 0; t < T; t++) tri_rmsnorm(TRI_HW_FMA, y + t * D, x + t * D, w, D, eps);
+}
+
+void tr_l2norm(float *y, const float *x, int64_t T, int64_t D, float eps)
+{
+    for (int64_t t = 0; t < T; t++) tri_l2norm(TRI_HW_FMA, y + t * D, x + t * D, D, eps);
+}
+
+void tr_layernorm(float *y, const float *x, const float *w, const float *b, int64_t T, int64_t D,
+                  float eps)
+{
+    for (int64_t t = 0; t < T; t++) tri_layernorm(TRI_HW_FMA, y + t * D, x + t * D, w, b, D, eps);
+}
+
+/* What follows a norm, row by row; each step is there or left out. */
+TRI_INLINE void tri_norm_finish(const tr_norm_args *a, int64_t i, float *y, int64_t D)
+{
+    const float *w = tr_view_f32(a->w), *b = tr_view_f32(a->bias), scale = (float)a->scale;
+    const float *gate = tr_view_is_none(a->gate) ? NULL : tri_row_f32(a->gate, i);
+    if (w && a->form == TR_NORM_W) for (int64_t d = 0; d < D; d++) y[d] *= w[d];
+    if (w && a->form != TR_NORM_W) for (int64_t d = 0; d < D; d++) y[d] *= 1 + w[d];
+    if (b) for (int64_t d = 0; d < D; d++) y[d] += b[d];
+    if (gate) for (int64_t d = 0; d < D; d++) y[d] *= tri_sigmoidf(gate[d]);
+    for (int64_t d = 0; d < D; d++) y[d] *= scale;
+}
+
+TRI_INLINE void tri_norm_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_norm_args *a = (const tr_norm_args *)user;
+    int64_t D = a->x.shape[a->x.rank - 1], C = D / a->groups;
+    float eps = (float)a->eps;
+    for (int64_t i = begin; i < end; i++) {
+        float *y = tri_row_f32(a->y, i);
+        const float *x = tri_row_f32(a->x, i);
+        for (int64_t c = 0; c < D; c += C) {
+            if (a->kind == TR_NORM_RMS)   tri_rmsnorm(hw, y + c, x + c, NULL, C, eps);
+            if (a->kind == TR_NORM_L2)    tri_l2norm(hw, y + c, x + c, C, eps);
+            if (a->kind == TR_NORM_LAYER) tri_layernorm(hw, y + c, x + c, NULL, NULL, C, eps);
+        }
+        tri_norm_finish(a, i, y, D);
+    }
+}
+TRI_CLONES(tri_norm_rows)
+
+tr_status tr_norm(tr_ctx *ctx, const tr_norm_args *a)
+{
+    tr_norm_args job = *a;
+    TRI_TRY(tri_norm_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, tri_rows(a->x), tri_norm_grain(a), tri_norm_rows_clones, &job);
     return TR_OK;
 }
 
@@ -3899,9 +4066,56 @@ static double tri_act_situ_f64(double g, double u, const double *p)
     return p[0] * tanh(g / p[0]) * tr_sigmoid_f64(g) * (p[1] * tanh(u / p[1]));
 }
 
+/* yes ? a : b, as tri_pick. */
+TRI_INLINE float tri_pickf(int yes, float a, float b)
+{
+    uint32_t none = (uint32_t)yes - 1;
+    return tr_f32_from_bits((tr_f32_bits(a) & ~none) | (tr_f32_bits(b) & none));
+}
+
+/* silu in binary32: fl(x sigma(x)), and +0 where sigma is 0. */
+TRI_INLINE float tri_siluf(float x)
+{
+    float s = tri_sigmoidf(x);
+    return tri_pickf(s == 0, 0, x * s);
+}
+
+TRI_INLINE void tri_silu_row(float *y, const float *g, const float *u, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) y[i] = tri_siluf(g[i]) * u[i];
+}
+
+TRI_INLINE void tri_situ_row(float *y, const float *g, const float *u, int64_t n, const float *p)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = p[0] * tri_tanhf(g[i] / p[0]) * tri_sigmoidf(g[i]) * (p[1] * tri_tanhf(u[i] / p[1]));
+}
+
+static void tri_act_silu(float *y, const float *g, const float *u, int64_t n, const float *p)
+{
+    (void)p;
+    tri_silu_row(y, g, u, n);
+}
+
+static void tri_act_situ(float *y, const float *g, const float *u, int64_t n, const float *p)
+{
+    tri_situ_row(y, g, u, n, p);
+}
+
+/* A row of any activation; the library's own are inlined, so that clones vectorise them. */
+TRI_INLINE void tri_act_row(const tr_act *act, float *y, const float *g, const float *u, int64_t n,
+                            const double *p)
+{
+    float pf[TR_ACT_PARAMS];
+    for (int i = 0; i < TR_ACT_PARAMS; i++) pf[i] = (float)p[i];
+    if (act->f32 == tri_act_silu) tri_silu_row(y, g, u, n);
+    else if (act->f32 == tri_act_situ) tri_situ_row(y, g, u, n, pf);
+    else act->f32(y, g, u, n, pf);
+}
+
 static const tr_act tri_acts[] = {
-    { "silu", tri_act_silu_f64 },
-    { "situ", tri_act_situ_f64 },
+    { "silu", tri_act_silu_f64, tri_act_silu },
+    { "situ", tri_act_situ_f64, tri_act_situ },
 };
 
 const tr_act *tr_act_find(const tr_ctx *ctx, const char *name)
@@ -3929,9 +4143,13 @@ tr_status tr_ctx_add_act(tr_ctx *ctx, const tr_act *act)
 }
 
 /* op is "glu" or "experts". A cap of 0 would be 0/0. */
-static tr_status tri_act_check(tr_ctx *ctx, const char *op, const tr_act *act, const double *p)
+static tr_status tri_act_check(tr_ctx *ctx, tr_dtype t, const char *op, const tr_act *act,
+                               const double *p)
 {
     if (!act || !act->f64) return tr_fail(ctx, TR_ERR_ARG, "%s: no activation", op);
+    if (t == TR_F32 && !act->f32)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: activation \"%s\" has no binary32 form", op,
+                       act->name);
     if (act->f64 == tri_act_situ_f64 && !(p[0] > 0 && p[1] > 0))
         return tr_fail(ctx, TR_ERR_RANGE, "%s: situ needs caps > 0, not %g and %g", op, p[0], p[1]);
     return TR_OK;
@@ -3947,12 +4165,35 @@ static void tri_glu_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
+static tr_status tri_glu_check(tr_ctx *ctx, tr_dtype t, const tr_glu_args *a)
+{
+    TRI_TRY(tri_fit(ctx, t, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u));
+    return tri_act_check(ctx, t, "glu", a->act, a->p);
+}
+
 tr_status tr_glu_f64(tr_ctx *ctx, const tr_glu_args *a)
 {
     tr_glu_args job = *a;
-    TRI_TRY(tri_fit(ctx, "glu", "y[N,F] g[N,F] u[N,F]", a->y, a->g, a->u));
-    TRI_TRY(tri_act_check(ctx, "glu", a->act, a->p));
+    TRI_TRY(tri_glu_check(ctx, TR_F64, a));
     tr_par_for(ctx, a->y.shape[0], tri_grain(16 * a->y.shape[1]), tri_glu_rows_f64, &job);
+    return TR_OK;
+}
+
+TRI_INLINE void tri_glu_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_glu_args *a = (const tr_glu_args *)user;
+    (void)hw;
+    for (int64_t n = begin; n < end; n++)
+        tri_act_row(a->act, tri_row_f32(a->y, n), tri_row_f32(a->g, n), tri_row_f32(a->u, n),
+                    a->y.shape[1], a->p);
+}
+TRI_CLONES(tri_glu_rows)
+
+tr_status tr_glu(tr_ctx *ctx, const tr_glu_args *a)
+{
+    tr_glu_args job = *a;
+    TRI_TRY(tri_glu_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->y.shape[0], tri_grain(16 * a->y.shape[1]), tri_glu_rows_clones, &job);
     return TR_OK;
 }
 
@@ -3967,12 +4208,38 @@ static void tri_gate_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
+static tr_status tri_gate_check(tr_ctx *ctx, tr_dtype t, const tr_gate_args *a)
+{
+    return tri_fit(ctx, t, "gate", "y[..,D] x[..,D] g[..,D]", a->y, a->x, a->g);
+}
+
 tr_status tr_gate_f64(tr_ctx *ctx, const tr_gate_args *a)
 {
     tr_gate_args job = *a;
-    TRI_TRY(tri_fit(ctx, "gate", "y[..,D] x[..,D] g[..,D]", a->y, a->x, a->g));
+    TRI_TRY(tri_gate_check(ctx, TR_F64, a));
     tr_par_for(ctx, tri_rows(a->y), tri_grain(16 * a->y.shape[a->y.rank - 1]), tri_gate_rows_f64,
                &job);
+    return TR_OK;
+}
+
+TRI_INLINE void tri_gate_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_gate_args *a = (const tr_gate_args *)user;
+    (void)hw;
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = tri_row_f32(a->x, n), *g = tri_row_f32(a->g, n);
+        float *y = tri_row_f32(a->y, n);
+        for (int64_t d = 0; d < a->y.shape[a->y.rank - 1]; d++) y[d] = x[d] * tri_sigmoidf(g[d]);
+    }
+}
+TRI_CLONES(tri_gate_rows)
+
+tr_status tr_gate(tr_ctx *ctx, const tr_gate_args *a)
+{
+    tr_gate_args job = *a;
+    TRI_TRY(tri_gate_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, tri_rows(a->y), tri_grain(16 * a->y.shape[a->y.rank - 1]),
+                  tri_gate_rows_clones, &job);
     return TR_OK;
 }
 
@@ -3993,6 +4260,23 @@ void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, i
         }
         for (int64_t d = 0; d < D; d++) y[d] = masked ? 0 : y[d] / sum;
     }
+}
+
+/* The contract's: m by comparison from x_0 on; e_i = expf(fl(x_i - m)); their sum in lanes; then
+ * the quotient. y may be x. */
+TRI_INLINE void tri_softmax(float *y, const float *x, int64_t D)
+{
+    float m = D ? x[0] : 0, sum;
+    for (int64_t d = 1; d < D; d++) m = m > x[d] ? m : x[d];
+    for (int64_t d = 0; d < D; d++) y[d] = m < -FLT_MAX ? 0 : tri_expf(x[d] - m);
+    sum = tri_sum(y, D);
+    if (m < -FLT_MAX) sum = 1;                      /* nothing to see: zeros, not 0/0 */
+    for (int64_t d = 0; d < D; d++) y[d] /= sum;
+}
+
+void tr_softmax(float *y, const float *x, int64_t T, int64_t D)
+{
+    for (int64_t t = 0; t < T; t++) tri_softmax(y + t * D, x + t * D, D);
 }
 
 /* ============================================================================
@@ -4033,13 +4317,13 @@ void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, i
 
 static double tri_yarn_g(double factor, double m)
 {
-    return factor <= 1 ? 1 : 0.1 * m * log(factor) + 1;
+    return factor <= 1 ? 1 : 0.1 * m * tr_log64(factor) + 1;
 }
 
 /* The index, as a real number, of the pair that makes r turns in orig tokens. */
 static double tri_yarn_corr(const tr_rope_cfg *c, double r)
 {
-    return (double)c->dim * log(c->orig / (2 * TRI_PI * r)) / (2 * log(c->theta));
+    return (double)c->dim * tr_log64(c->orig / (2 * TRI_PI * r)) / (2 * tr_log64(c->theta));
 }
 
 static double tri_yarn_mult(const tr_rope_cfg *c)
@@ -4109,7 +4393,7 @@ tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult, const t
                            c->high_freq, c->low_freq);
     }
     for (int64_t i = 0; i < c->dim / 2; i++)
-        inv_freq[i] = pow(c->theta, -2 * (double)i / (double)c->dim);
+        inv_freq[i] = tr_pow64(c->theta, -2 * (double)i / (double)c->dim);
     if (c->kind == TR_ROPE_LINEAR)
         for (int64_t i = 0; i < c->dim / 2; i++) inv_freq[i] /= c->factor;
     if (yarn) tri_freqs_yarn_f64(inv_freq, c);
@@ -4152,18 +4436,61 @@ static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a)
+static tr_status tri_rope_check(tr_ctx *ctx, tr_dtype t, const tr_rope_args *a)
 {
-    tr_rope_args job = *a;
-    TRI_TRY(tri_fit(ctx, "rope", "x[N,H,d] pos:I64[N] inv_freq[d/2]", a->x, a->pos, a->inv_freq));
+    TRI_TRY(tri_fit(ctx, t, "rope", "x[N,H,d] pos:I64[N] inv_freq:F64[d/2]", a->x, a->pos,
+                    a->inv_freq));
     if (a->x.shape[2] != 2 * a->inv_freq.shape[0])
         return tr_fail(ctx, TR_ERR_SHAPE, "rope: %lld numbers to rotate, but %lld frequencies",
                        (long long)a->x.shape[2], (long long)a->inv_freq.shape[0]);
     if (a->layout != TR_ROPE_HALF && a->layout != TR_ROPE_INTERLEAVED)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "rope: no layout %d", (int)a->layout);
-    TRI_TRY(tri_factor(ctx, "rope: mult", a->mult));
-    tr_par_for(ctx, a->x.shape[0], tri_grain(a->x.shape[2] * (a->x.shape[1] + 16)),
-               tri_rope_rows_f64, &job);
+    return tri_factor(ctx, "rope: mult", a->mult);
+}
+
+static int64_t tri_rope_grain(const tr_rope_args *a)
+{
+    return tri_grain(a->x.shape[2] * (a->x.shape[1] + 16));
+}
+
+tr_status tr_rope_f64(tr_ctx *ctx, const tr_rope_args *a)
+{
+    tr_rope_args job = *a;
+    TRI_TRY(tri_rope_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->x.shape[0], tri_rope_grain(a), tri_rope_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's: the angle is binary64, cos and sin come from our own binary64 functions and are
+ * rounded once; then two products and a sum, each rounded. */
+TRI_INLINE void tri_rope_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_rope_args *r = (const tr_rope_args *)user;
+    const double *inv_freq = tr_view_f64(r->inv_freq);
+    int64_t H = r->x.shape[1], d = r->x.shape[2];
+    int half = r->layout == TR_ROPE_HALF;
+    (void)hw;
+    for (int64_t n = begin; n < end; n++) {
+        double p = (double)((const int64_t *)r->pos.data)[n], cos_x, sin_x;
+        for (int64_t i = 0; i < d / 2; i++) {
+            int64_t a = half ? i : 2 * i, b = half ? i + d / 2 : 2 * i + 1;
+            tr_sincos64(p * inv_freq[i], &sin_x, &cos_x);
+            float c = (float)(r->mult * cos_x), s = (float)(r->mult * sin_x);
+            for (int64_t h = 0; h < H; h++) {
+                float *x = tri_row_f32(r->x, n * H + h), xa = x[a], xb = x[b];
+                x[a] = xa * c - xb * s;
+                x[b] = xb * c + xa * s;
+            }
+        }
+    }
+}
+TRI_CLONES(tri_rope_rows)
+
+tr_status tr_rope(tr_ctx *ctx, const tr_rope_args *a)
+{
+    tr_rope_args job = *a;
+    TRI_TRY(tri_rope_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->x.shape[0], tri_rope_grain(a), tri_rope_rows_clones, &job);
     return TR_OK;
 }
 
@@ -4247,11 +4574,10 @@ static tr_status tri_attn_positions(tr_ctx *ctx, const char *op, int64_t T, int6
                    "positions", op, (long long)T, (long long)pos, (long long)S);
 }
 
-tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
+static tr_status tri_attn_check(tr_ctx *ctx, tr_dtype t, const tr_attn_args *a)
 {
-    tri_attn job;
     int64_t T = a->q.shape[0], H = a->q.shape[1], G = a->k.shape[1], S = a->k.shape[0];
-    TRI_TRY(tri_fit(ctx, "attn", "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]",
+    TRI_TRY(tri_fit(ctx, t, "attn", "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]",
                     a->y, a->q, a->k, a->v, a->sink, a->probs));
     TRI_TRY(tri_factor(ctx, "attn: scale", a->scale));
     TRI_TRY(tri_not_below_0(ctx, "attn: softcap", a->softcap));
@@ -4262,9 +4588,171 @@ tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
     if (a->window < 0 || a->chunk < 0)
         return tr_fail(ctx, TR_ERR_RANGE, "attn: window %lld and chunk %lld must not be below 0",
                        (long long)a->window, (long long)a->chunk);
+    return TR_OK;
+}
+
+tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
+{
+    tri_attn job;
+    TRI_TRY(tri_attn_check(ctx, TR_F64, a));
     job.a = *a;
     job.k_r = tr_view_none();
-    tr_par_for(ctx, T * H, tri_grain(S * a->q.shape[2]), tri_attn_rows_f64, &job);
+    tr_par_for(ctx, a->q.shape[0] * a->q.shape[1], tri_grain(a->k.shape[0] * a->q.shape[2]),
+               tri_attn_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's kernel. Keys fall into blocks of TR_ATTN_BLOCK by position, and each block alone
+ * gives its maximum m, its sum l and its weighted values o, for the keys that the query sees:
+ *
+ *     z_s = fl(q.k_s scale)    e_s = expf(z_s - m)    l = sum_s e_s    o = sum_s e_s v_s
+ *
+ * with l and o in sixteen lanes by position. The triples are folded from the left, in increasing
+ * position, whoever made them:
+ *
+ *     M' = max(M, m)    a = expf(M - M')    b = expf(m - M')
+ *     L' = fma(L, a, l b)                   O' = fma(O, a, o b)            y = O / L
+ *
+ * A block begins where its positions do and not where a call's keys do, so the pieces in which a
+ * prompt came cannot be seen in the result; and a rank that holds part of the keys can hand on the
+ * folded triple. O is kept in y. We take up to TRI_ATTN_HEADS heads that share a key head at once,
+ * so that a block of keys is read from near memory by all but the first. */
+#define TRI_ATTN_HEADS 8
+#define TRI_ATTN_PANEL 64
+
+typedef struct tri_attn_tile {      /* heads h .. h + n of query t, all reading key head g */
+    int64_t t, h, n, g, first, last;    /* it sees positions first .. last */
+    float M[TRI_ATTN_HEADS], L[TRI_ATTN_HEADS];
+} tri_attn_tile;
+
+/* z[i] = scores of positions s0 .. s1 for head i of the tile; *m its maximum. */
+TRI_INLINE void tri_attn_scores(int hw, const tr_attn_args *a, const tri_attn_tile *c, int64_t s0,
+                                int64_t s1, float z[TRI_ATTN_HEADS][TR_ATTN_BLOCK])
+{
+    int64_t H = a->q.shape[1], G = a->k.shape[1], Dk = a->q.shape[2];
+    float scale = (float)a->scale, cap = (float)a->softcap;
+    const float *q[TRI_ATTN_HEADS];
+    for (int64_t i = 0; i < c->n; i++) q[i] = tri_row_f32(a->q, c->t * H + c->h + i);
+    for (int64_t s = s0; s < s1; s++) {
+        const float *k = tri_row_f32(a->k, s * G + c->g);
+        for (int64_t i = 0; i < c->n; i++) z[i][s - s0] = tri_dot(hw, q[i], k, Dk) * scale;
+    }
+    for (int64_t i = 0; cap > 0 && i < c->n; i++)
+        for (int64_t s = 0; s < s1 - s0; s++) z[i][s] = cap * tri_tanhf(z[i][s] / cap);
+}
+
+/* o[d] = sum over s of e[s] v_s[d], lane s mod 16; v is position s0's, rows `step` apart. A lane's
+ * chain for a whole panel of columns stays in registers. */
+TRI_INLINE void tri_attn_values(int hw, float *o, const float *e, const float *v, int64_t step,
+                                int64_t s0, int64_t s1, int64_t width)
+{
+    float lane[TR_LANES][TRI_ATTN_PANEL];
+    for (int64_t l = 0; l < TR_LANES; l++) {
+        float acc[TRI_ATTN_PANEL] = { 0 };
+        for (int64_t s = s0 + (l - s0 % TR_LANES + TR_LANES) % TR_LANES; s < s1; s += TR_LANES) {
+            const float *row = v + (s - s0) * step;
+            if (width == TRI_ATTN_PANEL)
+                for (int64_t d = 0; d < TRI_ATTN_PANEL; d++)
+                    acc[d] = tri_fmaf(hw, e[s - s0], row[d], acc[d]);
+            else
+                for (int64_t d = 0; d < width; d++)
+                    acc[d] = tri_fmaf(hw, e[s - s0], row[d], acc[d]);
+        }
+        memcpy(lane[l], acc, sizeof acc);
+    }
+    for (int64_t half = TR_LANES / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half; l++)
+            for (int64_t d = 0; d < TRI_ATTN_PANEL; d++) lane[l][d] += lane[l + half][d];
+    memcpy(o, lane[0], (size_t)width * sizeof *o);
+}
+
+/* Folds positions [s0, s1) of one block into the tile. */
+TRI_INLINE void tri_attn_block(int hw, const tr_attn_args *a, tri_attn_tile *c, int64_t s0,
+                               int64_t s1, int fresh)
+{
+    float z[TRI_ATTN_HEADS][TR_ATTN_BLOCK], o[TRI_ATTN_PANEL];
+    int64_t H = a->q.shape[1], G = a->k.shape[1], Dv = a->v.shape[2];
+    tri_attn_scores(hw, a, c, s0, s1, z);
+    for (int64_t i = 0; i < c->n; i++) {
+        float *y = tri_row_f32(a->y, c->t * H + c->h + i), lane[TR_LANES] = { 0 };
+        float m = z[i][0], M, l, fade = 0, b = 1;
+        for (int64_t s = 1; s < s1 - s0; s++) m = m > z[i][s] ? m : z[i][s];
+        for (int64_t s = 0; s < s1 - s0; s++) z[i][s] = tri_expf(z[i][s] - m);
+        for (int64_t s = s0; s < s1; s++) lane[s % TR_LANES] += z[i][s - s0];
+        l = tri_lanes_fold(lane);
+        M = fresh || m > c->M[i] ? m : c->M[i];
+        if (!fresh) {
+            fade = tri_expf(c->M[i] - M);
+            b = tri_expf(m - M);
+        }
+        c->L[i] = fresh ? l : tri_fmaf(hw, c->L[i], fade, l * b);
+        c->M[i] = M;
+        for (int64_t d = 0, w; d < Dv; d += w) {
+            w = tri_least(Dv - d, TRI_ATTN_PANEL);
+            tri_attn_values(hw, o, z[i], tri_row_f32(a->v, s0 * G + c->g) + d, a->v.stride[0], s0,
+                            s1, w);
+            if (fresh) memcpy(y + d, o, (size_t)w * sizeof *o);
+            else for (int64_t k = 0; k < w; k++) y[d + k] = tri_fmaf(hw, y[d + k], fade, o[k] * b);
+        }
+    }
+}
+
+static int64_t tri_attn_tiles(const tr_attn_args *a)        /* of one key head */
+{
+    return tri_blocks(a->q.shape[1] / a->k.shape[1], TRI_ATTN_HEADS);
+}
+
+/* Tile number i; with a sink the fold starts from (sink, 1, 0). */
+static tri_attn_tile tri_attn_tile_of(const tr_attn_args *a, int64_t i)
+{
+    tri_attn_tile c;
+    int64_t H = a->q.shape[1], G = a->k.shape[1], tiles = tri_attn_tiles(a), at, p;
+    memset(&c, 0, sizeof c);
+    c.t = i / (G * tiles);
+    c.g = i / tiles % G;
+    at = i % tiles * TRI_ATTN_HEADS;
+    c.h = c.g * (H / G) + at;
+    c.n = tri_least(H / G - at, TRI_ATTN_HEADS);
+    c.last = p = a->pos + c.t;
+    if (a->window > 0 && p - a->window + 1 > c.first) c.first = p - a->window + 1;
+    if (a->chunk > 0 && p / a->chunk * a->chunk > c.first) c.first = p / a->chunk * a->chunk;
+    for (int64_t k = 0; !tr_view_is_none(a->sink) && k < c.n; k++) {
+        float *y = tri_row_f32(a->y, c.t * H + c.h + k);
+        c.M[k] = tr_view_f32(a->sink)[c.h + k];
+        c.L[k] = 1;
+        for (int64_t d = 0; d < a->y.shape[2]; d++) y[d] = 0;
+    }
+    return c;
+}
+
+TRI_INLINE void tri_attn_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_attn_args *a = (const tr_attn_args *)user;
+    int64_t H = a->q.shape[1], Dv = a->v.shape[2];
+    for (int64_t i = begin; i < end; i++) {
+        tri_attn_tile c = tri_attn_tile_of(a, i);
+        int fresh = tr_view_is_none(a->sink);
+        for (int64_t s = c.first, next; s <= c.last; s = next, fresh = 0) {
+            next = tri_least((s / TR_ATTN_BLOCK + 1) * TR_ATTN_BLOCK, c.last + 1);
+            tri_attn_block(hw, a, &c, s, next, fresh);
+        }
+        for (int64_t k = 0; k < c.n; k++) {
+            float *y = tri_row_f32(a->y, c.t * H + c.h + k);
+            for (int64_t d = 0; d < Dv; d++) y[d] /= c.L[k];
+        }
+    }
+}
+TRI_CLONES(tri_attn_rows)
+
+tr_status tr_attn(tr_ctx *ctx, const tr_attn_args *a)
+{
+    tr_attn_args job = *a;
+    TRI_TRY(tri_attn_check(ctx, TR_F32, a));
+    if (!tr_view_is_none(a->probs))
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "attn: probabilities exist in the oracle alone");
+    tri_par_clone(ctx, a->q.shape[0] * a->k.shape[1] * tri_attn_tiles(a),
+                  tri_grain(TRI_ATTN_HEADS * a->k.shape[0] * a->q.shape[2]), tri_attn_rows_clones,
+                  &job);
     return TR_OK;
 }
 
@@ -4289,15 +4777,23 @@ tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
  *     y_h      = attention(q_h, key_h, v_h),    causal
  *
  * (DeepSeek-V2, section 2.1; DeepseekV3Attention. Kimi K3: the same without rotation.) */
-tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
+/* Head h of [T, H, D]: rows [T, D]. */
+static tr_view tri_one_head(tr_view v, int64_t h)
 {
-    tri_attn job;
-    tr_matmul_args expand;
-    tr_view kv;
+    v = tr_view_slice(v, 1, h, 1);
+    v.shape[1] = v.shape[2];
+    v.stride[1] = v.stride[2];
+    v.rank = 2;
+    return v;
+}
+
+static tr_status tri_mla_check(tr_ctx *ctx, tr_dtype t, const tr_mla_args *a)
+{
     int64_t T = a->q.shape[0], H = a->q.shape[1], S = a->latent.shape[0], Dv = a->y.shape[2];
     int64_t Dr = a->rope, Dn = a->q.shape[2] - Dr, R = a->latent.shape[1] - Dr;
-    TRI_TRY(tri_fit(ctx, "mla", "y[T,H,Dv] q[T,H,Dn+Dr] latent[S,R+Dr] kv[S,H(Dn+Dv)] "
-                    "probs?[H,T,S]", a->y, a->q, a->latent, a->kv, a->probs));
+    TRI_TRY(tri_fit(ctx, t, "mla", "y[T,H,Dv] q[T,H,Dn+Dr] latent[S,R+Dr] kv?[S,H(Dn+Dv)] "
+                    "absorbed?[T,H,2R+Dr] probs?[H,T,S]", a->y, a->q, a->latent, a->kv,
+                    a->absorbed, a->probs));
     TRI_TRY(tri_factor(ctx, "mla: scale", a->scale));
     TRI_TRY(tri_attn_positions(ctx, "mla", T, S, a->pos));
     TRI_TRY(tri_mat_weight(ctx, "mla", a->kv_b));
@@ -4305,11 +4801,27 @@ tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
         return tr_fail(ctx, TR_ERR_SHAPE, "mla: %lld shared key numbers, queries of %lld, a latent "
                        "of %lld, values of %lld", (long long)Dr, (long long)a->q.shape[2],
                        (long long)a->latent.shape[1], (long long)Dv);
-    if (a->kv_b->rows != H * (Dn + Dv) || a->kv_b->cols != R || a->kv.shape[1] != H * (Dn + Dv))
-        return tr_fail(ctx, TR_ERR_SHAPE, "mla: %s [%lld, %lld] and kv of %lld columns, should be "
-                       "[%lld (%lld + %lld), %lld]", a->kv_b->name, (long long)a->kv_b->rows,
-                       (long long)a->kv_b->cols, (long long)a->kv.shape[1], (long long)H,
-                       (long long)Dn, (long long)Dv, (long long)R);
+    if (a->kv_b->rows != H * (Dn + Dv) || a->kv_b->cols != R)
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: %s [%lld, %lld] should be [%lld (%lld + %lld), "
+                       "%lld]", a->kv_b->name, (long long)a->kv_b->rows, (long long)a->kv_b->cols,
+                       (long long)H, (long long)Dn, (long long)Dv, (long long)R);
+    if (t == TR_F64 && (tr_view_is_none(a->kv) || a->kv.shape[1] != a->kv_b->rows))
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: kv of %lld columns, should be %lld",
+                       (long long)a->kv.shape[1], (long long)a->kv_b->rows);
+    if (t == TR_F32 && (tr_view_is_none(a->absorbed) || a->absorbed.shape[2] != 2 * R + Dr))
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: absorbed of %lld columns, should be %lld",
+                       (long long)a->absorbed.shape[2], (long long)(2 * R + Dr));
+    return TR_OK;
+}
+
+tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
+{
+    tri_attn job;
+    tr_matmul_args expand;
+    tr_view kv;
+    int64_t T = a->q.shape[0], H = a->q.shape[1], S = a->latent.shape[0], Dv = a->y.shape[2];
+    int64_t Dr = a->rope, Dn = a->q.shape[2] - Dr, R = a->latent.shape[1] - Dr;
+    TRI_TRY(tri_mla_check(ctx, TR_F64, a));
 
     memset(&expand, 0, sizeof expand);
     expand.y = a->kv;
@@ -4328,6 +4840,52 @@ tr_status tr_mla_f64(tr_ctx *ctx, const tr_mla_args *a)
     job.a.pos = a->pos;
     job.a.scale = a->scale;
     tr_par_for(ctx, T * H, tri_grain(S * a->q.shape[2]), tri_attn_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's kernel is absorbed. In exact arithmetic q.(W_k c) = (W_k^T q).c, so the query is
+ * carried into the latent once instead of every key out of it; and the mean of values W_v c_s is
+ * W_v times the mean of the c_s:
+ *
+ *     qa_h  = W_k,h^T q_n,h                     [R], lane n mod 16 over the Dn rows of W_k,h
+ *     ctx_h = attention([qa_h | q_r,h], [c_s | k_r,s], c_s)      one key head for all heads
+ *     y_h   = W_v,h ctx_h
+ *
+ * The latent rows are key and value at once, and nothing of the length of the context is formed. */
+tr_status tr_mla(tr_ctx *ctx, const tr_mla_args *a)
+{
+    int64_t H = a->q.shape[1], Dv = a->y.shape[2], Dr = a->rope;
+    int64_t Dn = a->q.shape[2] - Dr, R = a->latent.shape[1] - Dr;
+    tr_view qa, ctx_h;
+    tr_attn_args attend;
+    TRI_TRY(tri_mla_check(ctx, TR_F32, a));
+    if (!tr_view_is_none(a->probs))
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "mla: probabilities exist in the oracle alone");
+    qa = tr_view_slice(a->absorbed, 2, 0, R + Dr);
+    ctx_h = tr_view_slice(a->absorbed, 2, R + Dr, R);
+    TRI_TRY(tr_view_copy(ctx, tr_view_slice(qa, 2, R, Dr), tr_view_slice(a->q, 2, Dn, Dr)));
+    for (int64_t h = 0; h < H; h++) {
+        tr_weight w = tr_weight_rows(a->kv_b, h * (Dn + Dv), Dn);
+        tri_product_t(ctx, tri_one_head(tr_view_slice(qa, 2, 0, R), h),
+                      tri_one_head(tr_view_slice(a->q, 2, 0, Dn), h), &w);
+    }
+    memset(&attend, 0, sizeof attend);
+    attend.y = ctx_h;
+    attend.q = qa;
+    attend.k = tr_view_split(a->latent, 1, R + Dr);
+    attend.v = tr_view_slice(attend.k, 2, 0, R);
+    attend.pos = a->pos;
+    attend.scale = a->scale;
+    TRI_TRY(tr_attn(ctx, &attend));
+    for (int64_t h = 0; h < H; h++) {
+        tr_weight w = tr_weight_rows(a->kv_b, h * (Dn + Dv) + Dn, Dv);
+        tr_matmul_args m;
+        memset(&m, 0, sizeof m);
+        m.y = tri_one_head(a->y, h);
+        m.x = tri_one_head(ctx_h, h);
+        m.w = &w;
+        TRI_TRY(tr_matmul(ctx, &m));
+    }
     return TR_OK;
 }
 
@@ -4371,10 +4929,9 @@ static void tri_conv_channels_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a)
+static tr_status tri_conv_check(tr_ctx *ctx, tr_dtype t, const tr_conv_args *a)
 {
-    tr_conv_args job = *a;
-    TRI_TRY(tri_fit(ctx, "shortconv", "y[T,C] x[T,C] w[C,J] hist[C,J-1]",
+    TRI_TRY(tri_fit(ctx, t, "shortconv", "y[T,C] x[T,C] w[C,J] hist[C,J-1]",
                     a->y, a->x, a->w, a->hist));
     if (a->w.shape[1] < 1 || a->hist.shape[1] != a->w.shape[1] - 1)
         return tr_fail(ctx, TR_ERR_SHAPE, "shortconv: %lld taps need %lld earlier inputs, hist has "
@@ -4382,8 +4939,53 @@ tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a)
                        (long long)a->hist.shape[1]);
     if (a->y.data && a->y.data == a->x.data)
         return tr_fail(ctx, TR_ERR_ARG, "shortconv: y must not be x, whose rows are read again");
-    tr_par_for(ctx, a->x.shape[1], tri_grain(a->x.shape[0] * (a->w.shape[1] + 16)),
-               tri_conv_channels_f64, &job);
+    return TR_OK;
+}
+
+static int64_t tri_conv_grain(const tr_conv_args *a)
+{
+    return tri_grain(a->x.shape[0] * (a->w.shape[1] + 16));
+}
+
+tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a)
+{
+    tr_conv_args job = *a;
+    TRI_TRY(tri_conv_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->x.shape[1], tri_conv_grain(a), tri_conv_channels_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's: one chain of fused products a channel, oldest tap first; then SiLU, row by row. */
+TRI_INLINE void tri_conv_channels(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_conv_args *a = (const tr_conv_args *)user;
+    int64_t T = a->x.shape[0], J = a->w.shape[1];
+    for (int64_t t = 0; t < T; t++) {
+        float *y = tri_row_f32(a->y, t);
+        for (int64_t c = begin; c < end; c++) {
+            const float *w = tri_row_f32(a->w, c), *hist = tri_row_f32(a->hist, c);
+            float sum = 0;
+            for (int64_t j = 0; j < J; j++) {
+                int64_t s = t + j - (J - 1);
+                sum = tri_fmaf(hw, w[j], s < 0 ? hist[t + j] : tri_row_f32(a->x, s)[c], sum);
+            }
+            y[c] = sum;
+        }
+        for (int64_t c = begin; a->silu && c < end; c++) y[c] = tri_siluf(y[c]);
+    }
+    for (int64_t c = begin; c < end; c++) {
+        float *hist = tri_row_f32(a->hist, c);
+        for (int64_t i = 0; i < J - 1; i++)
+            hist[i] = T + i < J - 1 ? hist[T + i] : tri_row_f32(a->x, T + i - (J - 1))[c];
+    }
+}
+TRI_CLONES(tri_conv_channels)
+
+tr_status tr_shortconv(tr_ctx *ctx, const tr_conv_args *a)
+{
+    tr_conv_args job = *a;
+    TRI_TRY(tri_conv_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->x.shape[1], tri_conv_grain(a), tri_conv_channels_clones, &job);
     return TR_OK;
 }
 
@@ -4410,17 +5012,51 @@ static void tri_decay_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-tr_status tr_decay_f64(tr_ctx *ctx, const tr_decay_args *a)
+static tr_status tri_decay_check(tr_ctx *ctx, tr_dtype t, const tr_decay_args *a)
 {
-    tr_decay_args job = *a;
-    TRI_TRY(tri_fit(ctx, "decay", "g[T,H,K] beta[T,H] z[T,H,K] b[T,H] A_log[H] dt_bias[H,K]",
+    TRI_TRY(tri_fit(ctx, t, "decay", "g[T,H,K] beta[T,H] z[T,H,K] b[T,H] A_log[H] dt_bias[H,K]",
                     a->g, a->beta, a->z, a->b, a->A_log, a->dt_bias));
     if (a->kind != TR_DECAY_BOUNDED && a->kind != TR_DECAY_SOFTPLUS)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "decay: no kind %d", (int)a->kind);
     if (a->kind == TR_DECAY_BOUNDED && !(a->bound < 0 && a->bound >= -DBL_MAX))
         return tr_fail(ctx, TR_ERR_RANGE, "decay: bound is %g, must be below 0", a->bound);
+    return TR_OK;
+}
+
+tr_status tr_decay_f64(tr_ctx *ctx, const tr_decay_args *a)
+{
+    tr_decay_args job = *a;
+    TRI_TRY(tri_decay_check(ctx, TR_F64, a));
     tr_par_for(ctx, a->z.shape[0] * a->z.shape[1], tri_grain(16 * a->z.shape[2]),
                tri_decay_rows_f64, &job);
+    return TR_OK;
+}
+
+TRI_INLINE void tri_decay_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_decay_args *a = (const tr_decay_args *)user;
+    int64_t H = a->z.shape[1], K = a->z.shape[2];
+    float bound = (float)a->bound;
+    (void)hw;
+    for (int64_t i = begin; i < end; i++) {                 /* i = t H + h */
+        int64_t t = i / H, h = i % H;
+        float *g = tri_row_f32(a->g, i), A = tri_expf(tr_view_f32(a->A_log)[h]);
+        const float *z = tri_row_f32(a->z, i), *dt = tri_row_f32(a->dt_bias, h);
+        if (a->kind == TR_DECAY_BOUNDED)
+            for (int64_t k = 0; k < K; k++) g[k] = bound * tri_sigmoidf(A * (z[k] + dt[k]));
+        else
+            for (int64_t k = 0; k < K; k++) g[k] = -(A * tri_softplusf(z[k] + dt[k]));
+        tri_row_f32(a->beta, t)[h] = tri_sigmoidf(tri_row_f32(a->b, t)[h]);
+    }
+}
+TRI_CLONES(tri_decay_rows)
+
+tr_status tr_decay(tr_ctx *ctx, const tr_decay_args *a)
+{
+    tr_decay_args job = *a;
+    TRI_TRY(tri_decay_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->z.shape[0] * a->z.shape[1], tri_grain(16 * a->z.shape[2]),
+                  tri_decay_rows_clones, &job);
     return TR_OK;
 }
 
@@ -4468,18 +5104,76 @@ static void tri_delta_heads_f64(void *user, int64_t begin, int64_t end)
         }
 }
 
-tr_status tr_delta_f64(tr_ctx *ctx, const tr_delta_args *a)
+static tr_status tri_delta_check(tr_ctx *ctx, tr_dtype t, const tr_delta_args *a)
 {
-    tr_delta_args job = *a;
     tr_view g = a->g;
     if (g.rank == 3 && g.stride[2] == 0) g.stride[2] = 1;   /* one decay a head is allowed */
-    TRI_TRY(tri_fit(ctx, "delta", "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]",
+    TRI_TRY(tri_fit(ctx, t, "delta", "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]",
                     a->o, a->q, a->k, a->v, g, a->beta, a->S));
     if (a->S.shape[0] > 0 && !tr_view_is_contig(tr_view_at(a->S, 0)))
         return tr_fail(ctx, TR_ERR_SHAPE, "delta: the matrix of a head has gaps");
-    tr_par_for(ctx, a->q.shape[1],
-               tri_grain(a->q.shape[0] * (4 * a->S.shape[1] + 16) * a->S.shape[2]),
-               tri_delta_heads_f64, &job);
+    return TR_OK;
+}
+
+static int64_t tri_delta_grain(const tr_delta_args *a)
+{
+    return tri_grain(a->q.shape[0] * (4 * a->S.shape[1] + 16) * a->S.shape[2]);
+}
+
+tr_status tr_delta_f64(tr_ctx *ctx, const tr_delta_args *a)
+{
+    tr_delta_args job = *a;
+    TRI_TRY(tri_delta_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->q.shape[1], tri_delta_grain(a), tri_delta_heads_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's step: both products of a row of S are dots in sixteen lanes, which is why the
+ * state is [V, K]; the fade is a product, the write a fused one. */
+TRI_INLINE void tri_delta_step(int hw, float *o, float *S, const float *q, const float *k,
+                               const float *v, const float *g, int64_t gs, float beta, int64_t K,
+                               int64_t V)
+{
+    float fade[TRI_PIECE];
+    for (int64_t c = 0, n; c < K; c += n) {
+        n = tri_least(K - c, TRI_PIECE);
+        for (int64_t j = 0; j < n; j++) fade[j] = tri_expf(g[(c + j) * gs]);
+        for (int64_t i = 0; i < V; i++)
+            for (int64_t j = 0; j < n; j++) S[i * K + c + j] *= fade[j];
+    }
+    for (int64_t i = 0; i < V; i++, S += K) {
+        float r = beta * (v[i] - tri_dot(hw, S, k, K));
+        for (int64_t c = 0; c < K; c++) S[c] = tri_fmaf(hw, r, k[c], S[c]);
+        o[i] = tri_dot(hw, S, q, K);
+    }
+}
+
+void tr_delta_step(float *o, float *S, const float *q, const float *k, const float *v,
+                   const float *g, float beta, int64_t K, int64_t V)
+{
+    tri_delta_step(TRI_HW_FMA, o, S, q, k, v, g, 1, beta, K, V);
+}
+
+TRI_INLINE void tri_delta_heads(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_delta_args *a = (const tr_delta_args *)user;
+    int64_t T = a->q.shape[0], H = a->q.shape[1];
+    for (int64_t h = begin; h < end; h++)
+        for (int64_t t = 0; t < T; t++) {
+            int64_t i = t * H + h;
+            tri_delta_step(hw, tri_row_f32(a->o, i), (float *)a->S.data + h * a->S.stride[0],
+                           tri_row_f32(a->q, i), tri_row_f32(a->k, i), tri_row_f32(a->v, i),
+                           tri_row_f32(a->g, i), a->g.stride[2], tri_row_f32(a->beta, t)[h],
+                           a->S.shape[2], a->S.shape[1]);
+        }
+}
+TRI_CLONES(tri_delta_heads)
+
+tr_status tr_delta(tr_ctx *ctx, const tr_delta_args *a)
+{
+    tr_delta_args job = *a;
+    TRI_TRY(tri_delta_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->q.shape[1], tri_delta_grain(a), tri_delta_heads_clones, &job);
     return TR_OK;
 }
 
@@ -4507,15 +5201,38 @@ static void tri_add_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
+static tr_status tri_add_check(tr_ctx *ctx, tr_dtype t, const tr_add_args *a)
+{
+    return tri_fit(ctx, t, "add", "y[N,D] a[N,D] b[N,D]", a->y, a->a, a->b);
+}
+
 tr_status tr_add_f64(tr_ctx *ctx, const tr_add_args *a)
 {
     tr_add_args job = *a;
-    TRI_TRY(tri_fit(ctx, "add", "y[N,D] a[N,D] b[N,D]", a->y, a->a, a->b));
+    TRI_TRY(tri_add_check(ctx, TR_F64, a));
     tr_par_for(ctx, a->y.shape[0], tri_grain(a->y.shape[1]), tri_add_rows_f64, &job);
     return TR_OK;
 }
 
-tr_status tr_copy_f64(tr_ctx *ctx, const tr_copy_args *a)
+static void tri_add_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_add_args *a = (const tr_add_args *)user;
+    for (int64_t n = begin; n < end; n++) {
+        const float *p = tri_row_f32(a->a, n), *q = tri_row_f32(a->b, n);
+        float *y = tri_row_f32(a->y, n);
+        for (int64_t d = 0; d < a->y.shape[1]; d++) y[d] = p[d] + q[d];
+    }
+}
+
+tr_status tr_add(tr_ctx *ctx, const tr_add_args *a)
+{
+    tr_add_args job = *a;
+    TRI_TRY(tri_add_check(ctx, TR_F32, a));
+    tr_par_for(ctx, a->y.shape[0], tri_grain(a->y.shape[1]), tri_add_rows, &job);
+    return TR_OK;
+}
+
+tr_status tr_copy(tr_ctx *ctx, const tr_copy_args *a)
 {
     char y[96], x[96];
     if (!tr_view_same_shape(a->y, a->x) || a->y.dtype != a->x.dtype)
@@ -4567,11 +5284,10 @@ static void tri_mix_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
+static tr_status tri_mix_check(tr_ctx *ctx, tr_dtype t, const tr_mix_args *a)
 {
-    tr_mix_args job = *a;
     int64_t n = a->snaps.shape[0], D = a->y.shape[1];       /* no snapshots: 0 of them */
-    TRI_TRY(tri_fit(ctx, "mix", "y[N,D] h[N,D] norm[D] proj[D] snaps?[n,N,D] probs?[N,n+1]",
+    TRI_TRY(tri_fit(ctx, t, "mix", "y[N,D] h[N,D] norm[D] proj[D] snaps?[n,N,D] probs?[N,n+1]",
                     a->y, a->h, a->norm, a->proj, a->snaps, a->probs));
     TRI_TRY(tri_not_below_0(ctx, "mix: eps", a->eps));
     if (D < 1) return tr_fail(ctx, TR_ERR_SHAPE, "mix: rows of y are empty");
@@ -4580,7 +5296,69 @@ tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
                        (long long)a->probs.shape[1], (long long)(n + 1));
     if (a->y.shape[0] && (a->y.data == a->h.data || a->y.data == a->snaps.data))
         return tr_fail(ctx, TR_ERR_ARG, "mix: y is a source, and sources are read again");
-    tr_par_for(ctx, a->y.shape[0], tri_grain(8 * (n + 1) * D), tri_mix_rows_f64, &job);
+    return TR_OK;
+}
+
+static int64_t tri_mix_grain(const tr_mix_args *a)
+{
+    return tri_grain(8 * (a->snaps.shape[0] + 1) * a->y.shape[1]);
+}
+
+tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
+{
+    tr_mix_args job = *a;
+    TRI_TRY(tri_mix_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->y.shape[0], tri_mix_grain(a), tri_mix_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's: scores in sixteen lanes over d; the few sources in sequence. */
+TRI_INLINE float tri_mix_score(int hw, const tr_mix_args *a, const float *V)
+{
+    const float *norm = tr_view_f32(a->norm), *proj = tr_view_f32(a->proj);
+    int64_t D = a->y.shape[1], d = 0;
+    float r = 1 / sqrtf(tri_dot(hw, V, V, D) / (float)D + (float)a->eps), lane[TR_LANES] = { 0 };
+    for (; d + TR_LANES <= D; d += TR_LANES)
+        for (int l = 0; l < TR_LANES; l++)
+            lane[l] = tri_fmaf(hw, V[d + l] * r, norm[d + l] * proj[d + l], lane[l]);
+    for (int l = 0; d + l < D; l++)
+        lane[l] = tri_fmaf(hw, V[d + l] * r, norm[d + l] * proj[d + l], lane[l]);
+    return tri_lanes_fold(lane);
+}
+
+TRI_INLINE void tri_mix_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_mix_args *a = (const tr_mix_args *)user;
+    int64_t N = a->y.shape[0], D = a->y.shape[1], n = a->snaps.shape[0];
+    float p[TRI_PIECE];
+    for (int64_t t = begin; t < end; t++) {
+        float *y = tri_row_f32(a->y, t), m = 0, sum = 0;
+        const float *h = tri_row_f32(a->h, t);
+        for (int64_t i = 0; i <= n; i++) {
+            p[i] = tri_mix_score(hw, a, i < n ? tri_row_f32(a->snaps, i * N + t) : h);
+            m = i && m > p[i] ? m : p[i];
+        }
+        for (int64_t i = 0; i <= n; i++) sum += p[i] = tri_expf(p[i] - m);
+        for (int64_t i = 0; i <= n; i++) p[i] /= sum;
+        for (int64_t d = 0; d < D; d++) y[d] = 0;
+        for (int64_t i = 0; i <= n; i++) {
+            const float *V = i < n ? tri_row_f32(a->snaps, i * N + t) : h;
+            for (int64_t d = 0; d < D; d++) y[d] = tri_fmaf(hw, p[i], V[d], y[d]);
+        }
+        if (!tr_view_is_none(a->probs))
+            memcpy(tri_row_f32(a->probs, t), p, (size_t)(n + 1) * sizeof *p);
+    }
+}
+TRI_CLONES(tri_mix_rows)
+
+tr_status tr_mix(tr_ctx *ctx, const tr_mix_args *a)
+{
+    tr_mix_args job = *a;
+    TRI_TRY(tri_mix_check(ctx, TR_F32, a));
+    if (a->snaps.shape[0] >= TRI_PIECE)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "mix: %lld sources, at most %d are offered",
+                       (long long)(a->snaps.shape[0] + 1), TRI_PIECE);
+    tri_par_clone(ctx, a->y.shape[0], tri_mix_grain(a), tri_mix_rows_clones, &job);
     return TR_OK;
 }
 
@@ -4626,45 +5404,57 @@ static void tri_route_scores_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
-/* The sum of the two best c among n experts; of one, if there is no second. */
-static double tri_route_group_f64(const double *s, const double *bias, int64_t n)
+/* fl(a + b) in the type of the scores. The sum of two binary32 numbers in binary64, rounded to
+ * binary32, is their sum rounded once: 53 bits are more than twice 24 and two. */
+static double tri_route_plus(const tr_route_args *a, double x, double y)
+{
+    return a->scores.dtype == TR_F64 ? x + y : (double)(float)(x + y);
+}
+
+/* c of expert e: what the choice is made by. row: of the scores. */
+static double tri_route_c(const tr_route_args *a, int64_t row, int64_t e)
+{
+    double s = tr_get_f64(a->scores.data, a->scores.dtype, row + e);
+    if (tr_view_is_none(a->bias)) return s;
+    return tri_route_plus(a, s, tr_get_f64(a->bias.data, a->bias.dtype, e));
+}
+
+/* The sum of the two best c among experts [e, e + n); of one, if there is no second. */
+static double tri_route_group(const tr_route_args *a, int64_t row, int64_t e, int64_t n)
 {
     double best = -HUGE_VAL, second = -HUGE_VAL;
-    for (int64_t e = 0; e < n; e++) {
-        double c = s[e] + (bias ? bias[e] : 0);
+    for (int64_t i = e; i < e + n; i++) {
+        double c = tri_route_c(a, row, i);
         if (c > best) { second = best; best = c; }
         else if (c > second) second = c;
     }
-    return n > 1 ? best + second : best;
+    return n > 1 ? tri_route_plus(a, best, second) : best;
 }
 
 /* kept[g] = 1 for the best groups */
-static void tri_route_groups_f64(unsigned char *kept, const tr_route_args *a, const double *s)
+static void tri_route_groups(unsigned char *kept, const tr_route_args *a, int64_t row)
 {
-    const double *bias = tr_view_f64(a->bias);
     int64_t size = a->logits.shape[1] / a->groups;
     double value[TR_MAX_GROUPS];
     int32_t best[TR_MAX_GROUPS];
-    for (int64_t g = 0; g < a->groups; g++) {
-        value[g] = tri_route_group_f64(s + g * size, bias ? bias + g * size : NULL, size);
-        kept[g] = 0;
-    }
+    memset(kept, a->keep == a->groups, (size_t)a->groups);
+    if (a->keep == a->groups) return;
+    for (int64_t g = 0; g < a->groups; g++) value[g] = tri_route_group(a, row, g * size, size);
     tr_topk_f64(best, a->keep, value, a->groups, NULL);
     for (int64_t i = 0; i < a->keep; i++) kept[best[i]] = 1;
 }
 
 /* K times the best of those that come after the last choice, put in its place among the ids. */
-static void tri_route_choose_f64(int32_t *ids, const tr_route_args *a, const double *s,
-                                 const unsigned char *kept)
+static void tri_route_choose(int32_t *ids, const tr_route_args *a, int64_t row,
+                             const unsigned char *kept)
 {
-    const double *bias = tr_view_f64(a->bias);
     int64_t E = a->logits.shape[1], size = E / a->groups, last = -1;
     double last_c = 0;
     for (int64_t j = 0; j < a->ids.shape[1]; j++) {
         int64_t next = -1, at = j;
         double next_c = 0;
         for (int64_t e = 0; e < E; e++) {
-            double c = s[e] + (bias ? bias[e] : 0);
+            double c = tri_route_c(a, row, e);
             int after = last < 0 || c < last_c || (c == last_c && e > last);
             if (kept[e / size] && after && (next < 0 || c > next_c)) { next = e; next_c = c; }
         }
@@ -4675,17 +5465,25 @@ static void tri_route_choose_f64(int32_t *ids, const tr_route_args *a, const dou
     }
 }
 
+/* The ids of row n. */
+static const int32_t *tri_route_ids(const tr_route_args *a, int64_t n)
+{
+    unsigned char kept[TR_MAX_GROUPS];
+    int32_t *ids = (int32_t *)a->ids.data + tri_row_at(a->ids, n);
+    int64_t row = tri_row_at(a->scores, n);
+    tri_route_groups(kept, a, row);
+    tri_route_choose(ids, a, row, kept);
+    return ids;
+}
+
 static void tri_route_rows_f64(void *user, int64_t begin, int64_t end)
 {
     const tr_route_args *a = (const tr_route_args *)user;
     int64_t K = a->ids.shape[1];
-    unsigned char kept[TR_MAX_GROUPS];
     for (int64_t n = begin; n < end; n++) {
         const double *s = tri_row_f64(a->scores, n);
-        int32_t *ids = (int32_t *)a->ids.data + tri_row_at(a->ids, n);
+        const int32_t *ids = tri_route_ids(a, n);
         double *w = tri_row_f64(a->weights, n), sum = 0;
-        tri_route_groups_f64(kept, a, s);
-        tri_route_choose_f64(ids, a, s, kept);
         for (int64_t j = 0; j < K; j++) sum += w[j] = s[ids[j]];
         for (int64_t j = 0; j < K; j++)
             w[j] = (a->renorm ? w[j] / (sum + a->renorm_eps) : w[j]) * a->scale;
@@ -4695,26 +5493,38 @@ static void tri_route_rows_f64(void *user, int64_t begin, int64_t end)
 /* NaN has no place in an order: it is reported, not chosen. So is a bias of +infinity. */
 static tr_status tri_route_finite(tr_ctx *ctx, const tr_route_args *a)
 {
-    const double *bias = tr_view_f64(a->bias);
-    for (int64_t e = 0; bias && e < a->logits.shape[1]; e++)
-        if (!(bias[e] <= DBL_MAX))
+    for (int64_t e = 0; !tr_view_is_none(a->bias) && e < a->logits.shape[1]; e++) {
+        double b = tr_get_f64(a->bias.data, a->bias.dtype, e);
+        if (!(b <= DBL_MAX))
             return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: bias of expert %lld is %g",
-                           (long long)e, bias[e]);
-    for (int64_t n = 0; n < a->logits.shape[0]; n++) {
-        const double *x = tri_row_f64(a->logits, n), *s = tri_row_f64(a->scores, n);
-        for (int64_t e = 0; e < a->logits.shape[1]; e++)
-            if (x[e] != x[e] || s[e] != s[e])
+                           (long long)e, b);
+    }
+    for (int64_t n = 0; n < a->logits.shape[0]; n++)
+        for (int64_t e = 0; e < a->logits.shape[1]; e++) {
+            double x = tr_get_f64(a->logits.data, a->logits.dtype, tri_row_at(a->logits, n) + e);
+            double s = tr_get_f64(a->scores.data, a->scores.dtype, tri_row_at(a->scores, n) + e);
+            if (x != x || s != s)
                 return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: row %lld, expert %lld: logit %g, "
-                               "score %g", (long long)n, (long long)e, x[e], s[e]);
+                               "score %g", (long long)n, (long long)e, x, s);
+        }
+    return TR_OK;
+}
+
+static tr_status tri_route_weights_finite(tr_ctx *ctx, const tr_route_args *a)
+{
+    for (int64_t n = 0; n < a->weights.shape[0]; n++) {
+        double w = tr_get_f64(a->weights.data, a->weights.dtype, tri_row_at(a->weights, n));
+        if (w != w)
+            return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: row %lld: the chosen scores are all 0, "
+                           "and renorm_eps is 0", (long long)n);
     }
     return TR_OK;
 }
 
-tr_status tr_route_f64(tr_ctx *ctx, const tr_route_args *a)
+static tr_status tri_route_check(tr_ctx *ctx, tr_dtype t, const tr_route_args *a)
 {
-    tr_route_args job = *a;
-    int64_t N = a->logits.shape[0], E = a->logits.shape[1], K = a->ids.shape[1];
-    TRI_TRY(tri_fit(ctx, "route", "ids:I32[N,K] weights[N,K] scores[N,E] logits[N,E] bias?[E]",
+    int64_t E = a->logits.shape[1], K = a->ids.shape[1];
+    TRI_TRY(tri_fit(ctx, t, "route", "ids:I32[N,K] weights[N,K] scores[N,E] logits[N,E] bias?[E]",
                     a->ids, a->weights, a->scores, a->logits, a->bias));
     TRI_TRY(tri_factor(ctx, "route: scale", a->scale));
     if (a->renorm) TRI_TRY(tri_not_below_0(ctx, "route: renorm_eps", a->renorm_eps));
@@ -4729,14 +5539,59 @@ tr_status tr_route_f64(tr_ctx *ctx, const tr_route_args *a)
                        (long long)K, (long long)(E / a->groups * a->keep));
     if (a->score != TR_SCORE_SIGMOID && a->score != TR_SCORE_SOFTMAX)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "route: no score %d", (int)a->score);
-    tr_par_for(ctx, N, tri_grain(16 * E), tri_route_scores_f64, &job);
-    TRI_TRY(tri_route_finite(ctx, a));
-    tr_par_for(ctx, N, tri_grain(2 * K * E), tri_route_rows_f64, &job);
-    for (int64_t n = 0; n < N; n++)
-        if (tri_row_f64(a->weights, n)[0] != tri_row_f64(a->weights, n)[0])
-            return tr_fail(ctx, TR_ERR_NOT_FINITE, "route: row %lld: the chosen scores are all 0, "
-                           "and renorm_eps is 0", (long long)n);
     return TR_OK;
+}
+
+/* Scores, then choice and weights, row by row. */
+static tr_status tri_route(tr_ctx *ctx, const tr_route_args *a, tr_par_fn scores, tr_par_fn rows)
+{
+    tr_route_args job = *a;
+    int64_t N = a->logits.shape[0], E = a->logits.shape[1];
+    tr_par_for(ctx, N, tri_grain(16 * E), scores, &job);
+    TRI_TRY(tri_route_finite(ctx, a));
+    tr_par_for(ctx, N, tri_grain(2 * a->ids.shape[1] * E), rows, &job);
+    return tri_route_weights_finite(ctx, a);
+}
+
+tr_status tr_route_f64(tr_ctx *ctx, const tr_route_args *a)
+{
+    TRI_TRY(tri_route_check(ctx, TR_F64, a));
+    return tri_route(ctx, a, tri_route_scores_f64, tri_route_rows_f64);
+}
+
+/* The contract's: scores in binary32; their sum in sequence, ids ascending. */
+TRI_INLINE void tri_route_scores(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_route_args *a = (const tr_route_args *)user;
+    int64_t E = a->logits.shape[1];
+    (void)hw;
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = tri_row_f32(a->logits, n);
+        float *s = tri_row_f32(a->scores, n);
+        if (a->score == TR_SCORE_SOFTMAX) tri_softmax(s, x, E);
+        else for (int64_t e = 0; e < E; e++) s[e] = tri_sigmoidf(x[e]);
+    }
+}
+TRI_CLONES(tri_route_scores)
+
+static void tri_route_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_route_args *a = (const tr_route_args *)user;
+    int64_t K = a->ids.shape[1];
+    float eps = (float)a->renorm_eps, scale = (float)a->scale;
+    for (int64_t n = begin; n < end; n++) {
+        const float *s = tri_row_f32(a->scores, n);
+        const int32_t *ids = tri_route_ids(a, n);
+        float *w = tri_row_f32(a->weights, n), sum = 0;
+        for (int64_t j = 0; j < K; j++) sum += w[j] = s[ids[j]];
+        for (int64_t j = 0; j < K; j++) w[j] = (a->renorm ? w[j] / (sum + eps) : w[j]) * scale;
+    }
+}
+
+tr_status tr_route(tr_ctx *ctx, const tr_route_args *a)
+{
+    TRI_TRY(tri_route_check(ctx, TR_F32, a));
+    return tri_route(ctx, a, tri_route_scores_clones[ctx->cpu], tri_route_rows);
 }
 
 /* Who computes what: a counting sort of the slots by expert. The counts of expert e stand first in
@@ -4745,7 +5600,7 @@ tr_status tr_dispatch(tr_ctx *ctx, const tr_dispatch_args *a)
 {
     int64_t N = a->ids.shape[0], K = a->ids.shape[1], E = a->experts;
     int32_t *order = (int32_t *)a->order.data, *offset = (int32_t *)a->offset.data;
-    TRI_TRY(tri_fit(ctx, "dispatch", "order:I32[NK] offset:I32[E+1] ids:I32[N,K]",
+    TRI_TRY(tri_fit(ctx, TR_I32, "dispatch", "order:I32[NK] offset:I32[E+1] ids:I32[N,K]",
                     a->order, a->offset, a->ids));
     if (K && N > INT32_MAX / K)
         return tr_fail(ctx, TR_ERR_RANGE, "dispatch: %lld tokens of %lld experts are too many",
@@ -4815,6 +5670,37 @@ static void tri_slots_matmul_f64(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
     tr_par_for(ctx, w->rows, tri_mat_grain(n, w->cols), tri_slots_rows_f64, &job);
 }
 
+TRI_INLINE void tri_slots_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tri_slots *a = (const tri_slots *)user;
+    int64_t I = a->w->cols;
+    float buf[TRI_PIECE];
+    for (int64_t o = begin; o < end; o++)
+        for (int64_t n = 0; n < a->n; n++) {
+            float lane[TR_LANES] = { 0 };
+            for (int64_t i = 0; i < I; i += TRI_PIECE) {
+                int64_t len = tri_least(I - i, TRI_PIECE);
+                const float *w = tr_weight_row_f32(a->w, o, i, len, buf);
+                tri_lanes_dot(hw, lane, tri_row_f32(a->x, a->slot[n] / a->per) + i, w, len);
+            }
+            tri_row_f32(a->y, a->slot[n])[o] = tri_lanes_fold(lane);
+        }
+}
+TRI_CLONES(tri_slots_rows)
+
+static void tri_slots_matmul(tr_ctx *ctx, tr_view y, tr_view x, int64_t per, const tr_weight *w,
+                             const int32_t *slot, int64_t n)
+{
+    tri_slots job;
+    job.y = y;
+    job.x = x;
+    job.w = w;
+    job.slot = slot;
+    job.n = n;
+    job.per = per;
+    tri_par_clone(ctx, w->rows, tri_mat_grain(n, w->cols), tri_slots_rows_clones, &job);
+}
+
 static tr_status tri_expert_weight(tr_ctx *ctx, const tr_weight *w, int64_t rows, int64_t cols,
                                    int64_t e, const char *role)
 {
@@ -4825,18 +5711,18 @@ static tr_status tri_expert_weight(tr_ctx *ctx, const tr_weight *w, int64_t rows
     return s == TR_OK ? s : tr_fail_in(ctx, s, "experts: expert %lld", (long long)e);
 }
 
-static tr_status tri_experts_check(tr_ctx *ctx, const tr_experts_args *a)
+static tr_status tri_experts_check(tr_ctx *ctx, tr_dtype t, const tr_experts_args *a)
 {
     const int32_t *order = (const int32_t *)a->order.data;
     const int32_t *offset = (const int32_t *)a->offset.data;
     int64_t N = a->y.shape[0], K = a->y.shape[1], E = a->offset.shape[0] - 1;
-    TRI_TRY(tri_fit(ctx, "experts", "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]",
+    TRI_TRY(tri_fit(ctx, t, "experts", "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]",
                     a->y, a->x, a->order, a->offset, a->g, a->u));
     if (E < 1 || a->order.shape[0] != N * K)
         return tr_fail(ctx, TR_ERR_SHAPE, "experts: %lld tokens of %lld slots, but order has %lld, "
                        "offset %lld", (long long)N, (long long)K, (long long)a->order.shape[0],
                        (long long)(E + 1));
-    TRI_TRY(tri_act_check(ctx, "experts", a->act, a->p));
+    TRI_TRY(tri_act_check(ctx, t, "experts", a->act, a->p));
     if (offset[0] != 0 || offset[E] > N * K)
         return tr_fail(ctx, TR_ERR_RANGE, "experts: offset goes from %d to %d, slots to %lld",
                        (int)offset[0], (int)offset[E], (long long)(N * K));
@@ -4865,7 +5751,7 @@ static tr_status tri_experts_check(tr_ctx *ctx, const tr_experts_args *a)
 tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
 {
     int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1, F = a->g.shape[1];
-    TRI_TRY(tri_experts_check(ctx, a));
+    TRI_TRY(tri_experts_check(ctx, TR_F64, a));
     for (int64_t s = 0; s < tri_rows(a->y); s++)
         for (int64_t o = 0; o < a->y.shape[2]; o++) tri_row_f64(a->y, s)[o] = 0;
     for (int64_t e = 0; e < E; e++) {
@@ -4880,6 +5766,41 @@ tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
             for (int64_t f = 0; f < F; f++) g[f] = a->act->f64(g[f], u[f], a->p);
         }
         tri_slots_matmul_f64(ctx, a->y, a->g, 1, &a->down[e], slot, n);
+    }
+    return TR_OK;
+}
+
+/* The contract's: the same, each product in sixteen lanes. */
+typedef struct tri_slots_act { const tr_experts_args *a; const int32_t *slot; } tri_slots_act;
+
+TRI_INLINE void tri_slots_act_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tri_slots_act *j = (const tri_slots_act *)user;
+    (void)hw;
+    for (int64_t i = begin; i < end; i++) {
+        float *g = tri_row_f32(j->a->g, j->slot[i]);
+        tri_act_row(j->a->act, g, g, tri_row_f32(j->a->u, j->slot[i]), j->a->g.shape[1], j->a->p);
+    }
+}
+TRI_CLONES(tri_slots_act_rows)
+
+tr_status tr_experts(tr_ctx *ctx, const tr_experts_args *a)
+{
+    int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1, F = a->g.shape[1];
+    TRI_TRY(tri_experts_check(ctx, TR_F32, a));
+    for (int64_t s = 0; s < tri_rows(a->y); s++)
+        memset(tri_row_f32(a->y, s), 0, (size_t)a->y.shape[2] * sizeof(float));
+    for (int64_t e = 0; e < E; e++) {
+        const int32_t *offset = (const int32_t *)a->offset.data + e;
+        int64_t n = offset[1] - offset[0];
+        tri_slots_act job;
+        job.a = a;
+        job.slot = (const int32_t *)a->order.data + offset[0];
+        if (n == 0) continue;
+        tri_slots_matmul(ctx, a->g, a->x, K, &a->gate[e], job.slot, n);
+        tri_slots_matmul(ctx, a->u, a->x, K, &a->up[e], job.slot, n);
+        tri_par_clone(ctx, n, tri_grain(16 * F), tri_slots_act_rows_clones, &job);
+        tri_slots_matmul(ctx, a->y, a->g, 1, &a->down[e], job.slot, n);
     }
     return TR_OK;
 }
@@ -4900,51 +5821,98 @@ static void tri_combine_rows_f64(void *user, int64_t begin, int64_t end)
     }
 }
 
+static tr_status tri_combine_check(tr_ctx *ctx, tr_dtype t, const tr_combine_args *a)
+{
+    return tri_fit(ctx, t, "combine", "y[N,O] x[N,K,O] weights[N,K]", a->y, a->x, a->weights);
+}
+
 tr_status tr_combine_f64(tr_ctx *ctx, const tr_combine_args *a)
 {
     tr_combine_args job = *a;
-    TRI_TRY(tri_fit(ctx, "combine", "y[N,O] x[N,K,O] weights[N,K]", a->y, a->x, a->weights));
+    TRI_TRY(tri_combine_check(ctx, TR_F64, a));
     tr_par_for(ctx, a->y.shape[0], tri_grain(a->x.shape[1] * a->y.shape[1]), tri_combine_rows_f64,
                &job);
+    return TR_OK;
+}
+
+/* The contract's: y = fma(w, x, y) */
+TRI_INLINE void tri_combine_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_combine_args *a = (const tr_combine_args *)user;
+    int64_t K = a->x.shape[1], O = a->y.shape[1];
+    for (int64_t t = begin; t < end; t++) {
+        float *y = tri_row_f32(a->y, t);
+        const float *w = tri_row_f32(a->weights, t);
+        for (int64_t o = 0; o < O; o++) y[o] = 0;
+        for (int64_t j = 0; j < K; j++) {
+            const float *x = tri_row_f32(a->x, t * K + j);
+            for (int64_t o = 0; o < O; o++) y[o] = tri_fmaf(hw, w[j], x[o], y[o]);
+        }
+    }
+}
+TRI_CLONES(tri_combine_rows)
+
+tr_status tr_combine(tr_ctx *ctx, const tr_combine_args *a)
+{
+    tr_combine_args job = *a;
+    TRI_TRY(tri_combine_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->y.shape[0], tri_grain(a->x.shape[1] * a->y.shape[1]),
+                  tri_combine_rows_clones, &job);
     return TR_OK;
 }
 
 /* ============================================================================
  * 20. The table of operators {ops}
  *
- * TR_OPS_LIST is the one list of operators; the table's type, the oracle, the dry table and the
- * check that a table is complete all come from it, so that none can lag behind. The oracle's
- * entries hand their arguments to the definitions above. The dry table's entries look at shapes,
+ * TR_OPS_LIST is the one list of operators; the table's type, the oracle, the contract, the dry
+ * table and the check that a table is complete all come from it, so that none can lag behind. The
+ * oracle's entries hand their arguments to the definitions above, the contract's to the kernels. The dry table's entries look at shapes,
  * tell a listener what the call would give, read and multiply, and touch no data.
  *
  * Traps. Every entry gets the table's `user`, also those that a port left as they were. A product
  * and the addition of it count two; what is not a product (norms, gates, rotations) counts nothing.
  * ========================================================================= */
 
-#define TRI_ORACLE(op, args, definition)                                        \
+#define TRI_ENTRIES(op, args, f64, f32)                                         \
     static tr_status tri_oracle_##op(void *user, tr_ctx *ctx, const args *a)    \
     {                                                                           \
         (void)user;                                                             \
-        return definition(ctx, a);                                              \
+        return f64(ctx, a);                                                     \
+    }                                                                           \
+    static tr_status tri_contract_##op(void *user, tr_ctx *ctx, const args *a)  \
+    {                                                                           \
+        (void)user;                                                             \
+        return f32(ctx, a);                                                     \
     }
-TR_OPS_LIST(TRI_ORACLE)
-#undef TRI_ORACLE
+TR_OPS_LIST(TRI_ENTRIES)
+#undef TRI_ENTRIES
 
-#define TRI_ENTRY(op, args, definition) ops.op = tri_oracle_##op;
 tr_ops tr_ops_oracle(void)
 {
     tr_ops ops;
     memset(&ops, 0, sizeof ops);
     ops.name = "oracle";
+#define TRI_ENTRY(op, args, f64, f32) ops.op = tri_oracle_##op;
     TR_OPS_LIST(TRI_ENTRY)
+#undef TRI_ENTRY
     return ops;
 }
+
+tr_ops tr_ops_contract(void)
+{
+    tr_ops ops;
+    memset(&ops, 0, sizeof ops);
+    ops.name = "contract";
+#define TRI_ENTRY(op, args, f64, f32) ops.op = tri_contract_##op;
+    TR_OPS_LIST(TRI_ENTRY)
 #undef TRI_ENTRY
+    return ops;
+}
 
 /* The first entry that a table lacks, or NULL. */
 static const char *tri_ops_missing(const tr_ops *o)
 {
-#define TRI_ENTRY(op, args, definition) if (!o->op) return #op;
+#define TRI_ENTRY(op, args, f64, f32) if (!o->op) return #op;
     TR_OPS_LIST(TRI_ENTRY)
 #undef TRI_ENTRY
     return NULL;
@@ -5013,7 +5981,7 @@ static tr_ops tri_ops_dry(tri_listener *l)
     ops.name = "dry";
     ops.user = l;
     ops.dry = 1;
-#define TRI_ENTRY(op, args, definition) ops.op = tri_dry_##op;
+#define TRI_ENTRY(op, args, f64, f32) ops.op = tri_dry_##op;
     TR_OPS_LIST(TRI_ENTRY)
 #undef TRI_ENTRY
     return ops;
@@ -8321,31 +9289,41 @@ static tr_status tri_check_stored(tr_ctx *ctx, const tr_model *m, const tr_expec
 }
 
 /* The shape of e without a 1 before its last dimension: [1, D] is [D], [C, 1, J] is [C, J]. */
-static tr_view tri_squeeze(void *data, const tr_expected *e)
+static tr_view tri_squeeze(void *data, tr_dtype t, const tr_expected *e)
 {
     int64_t shape[TR_MAX_RANK];
     int rank = 0;
     for (int k = 0; k < e->rank; k++)
         if (k != e->rank - 2 || e->shape[k] != 1) shape[rank++] = e->shape[k];
-    return tr_view_of(data, TR_F64, rank, shape);
+    return tr_view_of(data, t, rank, shape);
 }
 
-/* Widens a vector into the model's own memory; every value must be finite. Without that memory
- * yet (first pass, plans) it only counts. */
+/* Memory for n elements out of the model's block, or NULL while it is only counted. */
+static void *tri_vector_memory(tri_binder *b, int64_t n, size_t elem)
+{
+    void *at = b->m->vectors ? (unsigned char *)b->m->vectors + b->vector_at : NULL;
+    b->vector_at += ((size_t)n * elem + TRI_ALIGN - 1) / TRI_ALIGN * TRI_ALIGN;
+    return at;
+}
+
+/* Copies a vector into the model's own memory, as F64 and as F32, the types that operators take;
+ * every value must be finite in both. Without that memory yet (first pass, plans) it only
+ * counts. */
 static tr_status tri_bind_vector(tri_binder *b, tr_ctx *ctx, const tr_expected *e, tr_layer *ly,
                                  const tr_st_entry *q)
 {
-    int padded = e->spec->store == TR_STORE_PADDED_F32;
+    int padded = e->spec->store == TR_STORE_PADDED_F32, id = (int)e->spec->id;
     int64_t n = padded ? b->m->cfg.kda_heads : e->params;
-    void *at = b->m->vectors ? (unsigned char *)b->m->vectors + b->vector_at : NULL;
-    double *y = (double *)at;
-    b->vector_at += ((size_t)n * sizeof *y + TRI_ALIGN - 1) / TRI_ALIGN * TRI_ALIGN;
-    ly->vec[e->spec->id] = padded ? tr_view1(y, TR_F64, n) : tri_squeeze(y, e);
-    ly->spec[e->spec->id] = e->spec;
+    double *y = (double *)tri_vector_memory(b, n, sizeof *y);
+    float *z = (float *)tri_vector_memory(b, n, sizeof *z);
+    ly->vec[id] = padded ? tr_view1(y, TR_F64, n) : tri_squeeze(y, TR_F64, e);
+    ly->vec_f32[id] = padded ? tr_view1(z, TR_F32, n) : tri_squeeze(z, TR_F32, e);
+    ly->spec[id] = e->spec;
     if (!y) return TR_OK;
     for (int64_t i = 0; i < n; i++) {
         y[i] = tr_get_f64(q->view.data, q->view.dtype, i);
-        if (!isfinite(y[i]))
+        z[i] = (float)y[i];
+        if (!tri_finite_f32(z[i]))
             return tr_fail(ctx, TR_ERR_NOT_FINITE, "%s: element %lld is %g", q->name, (long long)i,
                            y[i]);
     }
@@ -8542,7 +9520,8 @@ void tr_model_close(tr_model *m)
 /* ---- what a run is made with --------------------------------------------- */
 
 static const tr_profile tri_profiles[] = {
-    { "oracle", TR_F64, tr_ops_oracle, 1 }
+    { "oracle", TR_F64, tr_ops_oracle, 1 },
+    { "exact",  TR_F32, tr_ops_contract, 0 }
 };
 #define TRI_PROFILES ((int64_t)(sizeof tri_profiles / sizeof tri_profiles[0]))
 
@@ -8695,17 +9674,23 @@ static tr_status tri_check_weight(tr_run *r, tr_weight *w)
     return r->ops.dry || w->finite ? TR_OK : tr_weight_check(r->ctx, w);
 }
 
+/* A vector of the layer in the type of the run's activations. */
+static tr_view tri_vec(const tr_run *r, const tr_layer *ly, tr_weight_id id)
+{
+    return r->opts.profile->act == TR_F32 ? ly->vec_f32[id] : ly->vec[id];
+}
+
 /* The bias that goes with a matrix; its view is absent where the config asks for none. */
-static tr_view tri_bias_of(const tr_layer *ly, tr_weight_id id)
+static tr_view tri_bias_of(const tr_run *r, const tr_layer *ly, tr_weight_id id)
 {
     switch (id) {
-    case TR_W_Q:    return ly->vec[TR_W_Q_BIAS];
-    case TR_W_K:    return ly->vec[TR_W_K_BIAS];
-    case TR_W_V:    return ly->vec[TR_W_V_BIAS];
-    case TR_W_O:    return ly->vec[TR_W_O_BIAS];
-    case TR_W_GATE: return ly->vec[TR_W_GATE_BIAS];
-    case TR_W_UP:   return ly->vec[TR_W_UP_BIAS];
-    case TR_W_DOWN: return ly->vec[TR_W_DOWN_BIAS];
+    case TR_W_Q:    return tri_vec(r, ly, TR_W_Q_BIAS);
+    case TR_W_K:    return tri_vec(r, ly, TR_W_K_BIAS);
+    case TR_W_V:    return tri_vec(r, ly, TR_W_V_BIAS);
+    case TR_W_O:    return tri_vec(r, ly, TR_W_O_BIAS);
+    case TR_W_GATE: return tri_vec(r, ly, TR_W_GATE_BIAS);
+    case TR_W_UP:   return tri_vec(r, ly, TR_W_UP_BIAS);
+    case TR_W_DOWN: return tri_vec(r, ly, TR_W_DOWN_BIAS);
     default:        return tr_view_none();
     }
 }
@@ -8721,7 +9706,7 @@ static tr_status tri_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y,
     a.y = y;
     a.x = x;
     a.w = &ly->w[id];
-    a.bias = tri_bias_of(ly, id);
+    a.bias = tri_bias_of(r, ly, id);
     TRI_TRY(tri_in(r, module, tri_check_weight(r, &ly->w[id])));
     TRI_TRY(tri_in(r, module, r->ops.matmul(r->ops.user, r->ctx, &a)));
     return tri_tap(r, module, y, TRI_TAP_FINE);
@@ -8736,7 +9721,7 @@ static tr_status tri_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_
     memset(&a, 0, sizeof a);
     a.y = x;
     a.x = x;
-    a.w = id == TR_W_NONE ? tr_view_none() : ly->vec[id];
+    a.w = id == TR_W_NONE ? tr_view_none() : tri_vec(r, ly, id);
     a.gate = gate;
     a.kind = kind;
     a.eps = eps;
@@ -8933,6 +9918,7 @@ static tr_status tri_mla_attend(tr_run *r, tr_layer *ly, const tri_seq *s, tr_vi
     memset(&a, 0, sizeof a);
     if (r->opts.profile->expanded)
         TRI_TRY(tri_push2(r, &a.kv, S, c->heads * (c->nope + c->v_dim)));
+    else TRI_TRY(tri_push3(r, &a.absorbed, s->T, c->heads, 2 * c->kv_lora + c->rope));
     TRI_TRY(tri_push_probs(r, &a.probs, c->heads, s->T, S));
     a.y = tri_of_seq(ctx, s);
     a.q = tri_of_seq(q, s);
@@ -9004,7 +9990,7 @@ static tr_status tri_kda_conv(tr_run *r, tr_layer *ly, tr_weight_id proj, tr_wei
         tr_conv_args a;
         a.y = tri_of_seq(y, &s);
         a.x = tri_of_seq(x, &s);
-        a.w = ly->vec[conv];
+        a.w = tri_vec(r, ly, conv);
         a.hist = tr_state_slot(&r->state, ly->index, hist, s.b);
         a.silu = 1;
         TRI_TRY(tri_in(r, suffix, r->ops.shortconv(r->ops.user, r->ctx, &a)));
@@ -9032,8 +10018,8 @@ static tr_status tri_kda_decay(tr_run *r, tr_layer *ly, tr_view g, tr_view beta)
     a.beta = beta;
     a.z = tr_view_split(z, 1, K);
     a.b = b;
-    a.A_log = ly->vec[TR_W_A_LOG];
-    a.dt_bias = tr_view_split(ly->vec[TR_W_DT_BIAS], 0, K);
+    a.A_log = tri_vec(r, ly, TR_W_A_LOG);
+    a.dt_bias = tr_view_split(tri_vec(r, ly, TR_W_DT_BIAS), 0, K);
     a.kind = c->decay_bound < 0 ? TR_DECAY_BOUNDED : TR_DECAY_SOFTPLUS;
     a.bound = c->decay_bound;
     TRI_TRY(tri_in(r, "self_attn", r->ops.decay(r->ops.user, r->ctx, &a)));
@@ -9133,7 +10119,7 @@ static tr_status tri_router(tr_run *r, tr_layer *ly, tr_view ids, tr_view weight
     r->doing = "gate.topk_ids";
     a.ids = ids;
     a.weights = weights;
-    if (ly->spec[TR_W_ROUTER_BIAS]) a.bias = ly->vec[TR_W_ROUTER_BIAS];
+    if (ly->spec[TR_W_ROUTER_BIAS]) a.bias = tri_vec(r, ly, TR_W_ROUTER_BIAS);
     a.score = strcmp(c->score, "sigmoid") ? TR_SCORE_SOFTMAX : TR_SCORE_SIGMOID;
     a.groups = c->groups;
     a.keep = c->keep_groups;
@@ -9267,8 +10253,8 @@ static tr_status tri_mix(tr_run *r, tr_layer *ly, tr_weight_id norm, tr_weight_i
     a.y = y;
     a.snaps = tri_snaps(r, r->hidden.n);
     a.h = tri_h(r);
-    a.norm = ly->vec[norm];
-    a.proj = ly->vec[proj];
+    a.norm = tri_vec(r, ly, norm);
+    a.proj = tri_vec(r, ly, proj);
     a.probs = tr_view_none();
     a.eps = r->model->cfg.eps;
     TRI_TRY(tri_in(r, suffix, r->ops.mix(r->ops.user, r->ctx, &a)));

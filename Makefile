@@ -46,8 +46,8 @@ check: build/trillion $(TESTS) ## run every test, no network, minutes (CASES=DIR
 $(TESTS): LEVEL = -O1
 $(LONG): LEVEL = -O3 -march=native
 
-check-long: $(LONG) ## every binary32 number through every elementary function (minutes)
-	@nice sh tests/check.sh $(LONG)
+check-long: $(LONG) build/trillion ## all binary32 numbers through every function; the second program
+	@nice sh tests/check.sh $(LONG) tests/second/second.sh
 
 check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 	@CC='$(CC)' sh tests/mutants.sh

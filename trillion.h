@@ -88,10 +88,17 @@
  *
  * NUMBERS
  *
+ *     The `exact` profile computes in binary32, and every bit of it is fixed by docs/numerics.md:
+ *     same results for any threads, batch, pieces of a prompt, compiler, optimisation and CPU. A
+ *     dot product is sixteen lanes of fused multiply-adds, lane l takes k = l, l + 16, .., and the
+ *     lanes fold l + 8, l + 4, l + 2, l + 1; every matrix product is that. Attention folds blocks
+ *     of 128 keys in increasing position; delta rules go token by token; experts are added in
+ *     increasing index; positions are binary64; exp, tanh and their kin are our own. Compile with
+ *     -ffp-contract=off and without fast-math: tr_ctx_new tests what it gets, and tells.
+ *
  *     The `oracle` profile evaluates the definitions (functions that end in _f64) in binary64 from
  *     exactly widened weights. It is the truth that every other arithmetic is judged by, and it is
- *     reproducible to 1e-12 (libm's exp differs between systems), whatever the threads, the batch
- *     or the pieces in which a prompt arrives.
+ *     reproducible to 1e-12 (libm's exp differs between systems).
  *
  * LICENSE   MIT, at the end of the file.
  */
@@ -105,7 +112,7 @@
 #include <stdint.h>
 
 #define TR_VERSION  "0.1.0"
-#define TR_CONTRACT "0"     /* version of the numbers; 0: the binary64 oracle alone */
+#define TR_CONTRACT "1"     /* version of the numbers: of docs/numerics.md */
 
 #ifndef TR_STATIC
 #define TR_STATIC 0
@@ -1347,7 +1354,7 @@ typedef struct tr_run_opts {
     tr_tap_fn tap;  void *tap_user;                 /* NULL: none */
     const char *const *globs;  int64_t n_globs;     /* which taps; none: the default set */
 } tr_run_opts;
-/* oracle, one sequence, 64 tokens a call, capacity 1024, last logits. */
+/* exact, one sequence, 64 tokens a call, capacity 1024, last logits. */
 TR_API tr_run_opts tr_run_opts_default(void);
 
 typedef struct tr_run {         /* a model being run: state, workspace, options */
@@ -9520,8 +9527,8 @@ void tr_model_close(tr_model *m)
 /* ---- what a run is made with --------------------------------------------- */
 
 static const tr_profile tri_profiles[] = {
-    { "oracle", TR_F64, tr_ops_oracle, 1 },
-    { "exact",  TR_F32, tr_ops_contract, 0 }
+    { "exact",  TR_F32, tr_ops_contract, 0 },
+    { "oracle", TR_F64, tr_ops_oracle, 1 }
 };
 #define TRI_PROFILES ((int64_t)(sizeof tri_profiles / sizeof tri_profiles[0]))
 

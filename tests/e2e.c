@@ -122,6 +122,7 @@ static void run_prompt(tr_golden *g, tr_run **r, int64_t piece)
     static const char *const all[] = { "*" };
     tr_run_opts o = tr_run_opts_default();
     tr_batch b;
+    o.profile = tr_profile_find("oracle");
     b.B = fx.B;
     b.T = fx.lengths;
     b.ids = fx.ids;
@@ -170,6 +171,7 @@ static void greedy(void)
 {
     const tr_st_entry *e = tr_st_find(&fx.want, "f64.greedy_ids");
     tr_run_opts o = tr_run_opts_default();
+    o.profile = tr_profile_find("oracle");
     tr_run *r = NULL;
     int32_t out[64];
     int64_t n = e ? tr_view_numel(e->view) : 0;

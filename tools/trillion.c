@@ -762,7 +762,7 @@ static prompts ids_read(app *a, const char *path)
 #define OPT_SET    { "--set", "NAME=VALUE", OPT_MANY, "set a fact that audit lists, by name" }
 #define OPT_LENIENT \
     { "--lenient", NULL, OPT_FLAG, "trailing bytes and holes in a shard are warnings" }
-#define OPT_PROFILE { "--profile", "NAME", OPT_ONE, "what is rounded where (default: oracle)" }
+#define OPT_PROFILE { "--profile", "NAME", OPT_ONE, "what is rounded where (default: exact)" }
 #define OPT_IDS     { "--ids", "FILE", OPT_NEEDED, "token ids, text or safetensors" }
 #define OPT_END     { NULL, NULL, OPT_FLAG, NULL }
 
@@ -792,7 +792,7 @@ static tr_model *model_open(app *a, const char *dir, int64_t first, int64_t laye
 static const tr_profile *profile(app *a)
 {
     const char *name = opt(a, "--profile");
-    const tr_profile *p = tr_profile_find(name ? name : "oracle");
+    const tr_profile *p = tr_profile_find(name ? name : "exact");
     if (!p) {
         char *have = text(a, "%s", "");
         for (int64_t i = 0; i < tr_profile_count(); i++)

@@ -3612,69 +3612,139 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
     return TR_OK;
 }
 
-/* The contract's product. Lanes are carried from piece to piece as the chain is above. */
-TRI_INLINE void tri_matmul_rows(int hw, void *user, int64_t begin, int64_t end)
+/* ---- the contract's product
+ *
+ * A group of products that share their input and output: for each e of E weights of one shape, and
+ * each of its slots s = slot[offset[e]] .. slot[offset[e + 1] - 1],
+ *
+ *     y_s = x_(s div per) W_e^T (+ b)                 x_i, y_s: rows of the views, of any rank >= 2
+ *
+ * which is what experts are (one weight each, `per` slots a token). No slot may occur twice. A
+ * plain product is a group of one, with slot NULL: all n rows in order, per 1. */
+typedef struct tri_product_job {
+    tr_view y, x, bias;                 /* F32, innermost stride 1; bias [O] or absent */
+    const tr_weight *w;                 /* [E] */
+    const int32_t *slot, *offset;       /* slot NULL: s is 0 .. n - 1; offset NULL: 0 and n */
+    int64_t E, n, per;
+} tri_product_job;
+
+TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
 {
-    const tr_matmul_args *a = (const tr_matmul_args *)user;
-    int64_t N = a->x.shape[0], I = a->x.shape[1];
+    const tri_product_job *a = (const tri_product_job *)user;
+    int64_t I = a->w->cols;
     int has_bias = !tr_view_is_none(a->bias);
     float buf[TRI_PIECE];
-    for (int64_t o = begin; o < end; o++)
-        for (int64_t n = 0; n < N; n++) {
-            float lane[TR_LANES] = { 0 };
-            for (int64_t i = 0; i < I; i += TRI_PIECE) {
-                int64_t len = tri_least(I - i, TRI_PIECE);
-                const float *w = tr_weight_row_f32(a->w, o, i, len, buf);
-                tri_lanes_dot(hw, lane, tri_row_f32(a->x, n) + i, w, len);
+    for (int64_t g = begin; g < end; g++) {
+        int64_t e = g / a->w->rows, o = g % a->w->rows;
+        int64_t first = a->offset ? a->offset[e] : 0, last = a->offset ? a->offset[e + 1] : a->n;
+        for (int64_t i = first; i < last; i++) {
+            int64_t s = a->slot ? a->slot[i] : i;
+            const float *x = tri_row_f32(a->x, s / a->per);
+            float lane[TR_LANES] = { 0 }, *y = tri_row_f32(a->y, s) + o;
+            for (int64_t at = 0; at < I; at += TRI_PIECE) {
+                int64_t len = tri_least(I - at, TRI_PIECE);
+                const float *w = tr_weight_row_f32(&a->w[e], o, at, len, buf);
+                tri_lanes_dot(hw, lane, x + at, w, len);
             }
-            tri_row_f32(a->y, n)[o] = tri_lanes_fold(lane);
-            if (has_bias)
-                tri_row_f32(a->y, n)[o] += tr_view_f32(a->bias)[o * a->bias.stride[0]];
+            *y = tri_lanes_fold(lane);
+            if (has_bias) *y += tr_view_f32(a->bias)[o * a->bias.stride[0]];
         }
+    }
 }
-TRI_CLONES(tri_matmul_rows)
+TRI_CLONES(tri_product_rows)
 
-tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
+static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
 {
-    tr_matmul_args job = *a;
-    TRI_TRY(tri_matmul_check(ctx, TR_F32, a));
-    tri_par_clone(ctx, a->w->rows, tri_mat_grain(a->x.shape[0], a->w->cols),
-                  tri_matmul_rows_clones, &job);
-    return TR_OK;
+    tri_product_job job = *a;
+    tri_par_clone(ctx, a->E * a->w->rows, tri_mat_grain(a->n / a->E, a->w->cols),
+                  tri_product_rows_clones, &job);
 }
 
-/* The transposed product, for queries that are carried into a latent:
- *
- *     y[n, r] = sum_k x[n, k] W[k, r]      sixteen lanes by k, folded as ever
- *
- * y [N, R], x [N, K] rows of F32, W [K, R] where it lies. */
-typedef struct tri_turned { tr_view y, x; const tr_weight *w; } tri_turned;
-
-TRI_INLINE void tri_product_t_rows(int hw, void *user, int64_t begin, int64_t end)
+/* y_s = x_(s div per) W_e^T for the experts e < E and their slots, as above. The weights w[E] are
+ * of one shape; those without slots are not looked at. Checks nothing,
+ * allocates nothing; threads share (expert, row) pairs, so experts of one token each are spread. */
+static inline void tri_product_group(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
+                                     const tr_weight *w, int64_t E, const int32_t *slot,
+                                     const int32_t *offset)
 {
-    const tri_turned *j = (const tri_turned *)user;
-    int64_t N = j->y.shape[0], K = j->x.shape[1];
-    float buf[TRI_PIECE];
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t r = begin; r < end; r++) {
-            float lane[TR_LANES] = { 0 };
-            for (int64_t k = 0; k < K; k++) {
-                const float *w = tr_weight_row_f32(j->w, k, r, 1, buf);
-                lane[k % TR_LANES] = tri_fmaf(hw, tri_row_f32(j->x, n)[k], *w,
-                                              lane[k % TR_LANES]);
-            }
-            tri_row_f32(j->y, n)[r] = tri_lanes_fold(lane);
-        }
+    tri_product_job job;
+    int64_t first = 0;
+    while (first < E && offset[first] == offset[first + 1]) first++;
+    if (first == E) return;
+    memset(&job, 0, sizeof job);
+    job.y = y;
+    job.x = x;
+    job.w = w + first;                  /* tells the shape */
+    job.slot = slot;
+    job.offset = offset + first;
+    job.E = E - first;
+    job.n = offset[E] - offset[first];
+    job.per = per;
+    tri_product_run(ctx, &job);
 }
-TRI_CLONES(tri_product_t_rows)
 
-static void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
+/* The same for one weight and the slots slot[0..n). */
+static inline void tri_product(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
+                               const tr_weight *w, const int32_t *slot, int64_t n)
 {
-    tri_turned job;
+    tri_product_job job;
+    memset(&job, 0, sizeof job);
     job.y = y;
     job.x = x;
     job.w = w;
-    tri_par_clone(ctx, w->cols, tri_mat_grain(x.shape[0], w->rows), tri_product_t_rows_clones,
+    job.slot = slot;
+    job.E = 1;
+    job.n = n;
+    job.per = per;
+    tri_product_run(ctx, &job);
+}
+
+tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
+{
+    tri_product_job job;
+    TRI_TRY(tri_matmul_check(ctx, TR_F32, a));
+    memset(&job, 0, sizeof job);
+    job.y = a->y;
+    job.x = a->x;
+    job.bias = a->bias;
+    job.w = a->w;
+    job.E = job.per = 1;
+    job.n = a->x.shape[0];
+    tri_product_run(ctx, &job);
+    return TR_OK;
+}
+
+/* ---- the transposed product
+ *
+ *     y[n, r] = sum_k x[n, k] W[k, r]        W [K, R]: a stored weight or a band of its rows
+ *
+ * W is read along its rows, so it is not stored transposed. The sum over k is the same dot product
+ * as above: lane k mod 16, k counted from the first row of the band. */
+typedef struct tri_product_t_job { tr_view y, x; const tr_weight *w; } tri_product_t_job;
+
+TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tri_product_t_job *a = (const tri_product_t_job *)user;
+    for (int64_t n = 0; n < a->x.shape[0]; n++)
+        for (int64_t r = begin; r < end; r++) {
+            float lane[TR_LANES] = { 0 }, buf;
+            const float *x = tri_row_f32(a->x, n);
+            for (int64_t k = 0; k < a->w->rows; k++)
+                lane[k % TR_LANES] = tri_fmaf(hw, x[k], *tr_weight_row_f32(a->w, k, r, 1, &buf),
+                                              lane[k % TR_LANES]);
+            tri_row_f32(a->y, n)[r] = tri_lanes_fold(lane);
+        }
+}
+TRI_CLONES(tri_product_t_cols)
+
+/* y [N, R], x [N, K], w [K, R]. Checks nothing, allocates nothing. */
+static inline void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
+{
+    tri_product_t_job job;
+    job.y = y;
+    job.x = x;
+    job.w = w;
+    tri_par_clone(ctx, w->cols, tri_mat_grain(x.shape[0], w->rows), tri_product_t_cols_clones,
                   &job);
 }
 
@@ -5677,37 +5747,6 @@ static void tri_slots_matmul_f64(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
     tr_par_for(ctx, w->rows, tri_mat_grain(n, w->cols), tri_slots_rows_f64, &job);
 }
 
-TRI_INLINE void tri_slots_rows(int hw, void *user, int64_t begin, int64_t end)
-{
-    const tri_slots *a = (const tri_slots *)user;
-    int64_t I = a->w->cols;
-    float buf[TRI_PIECE];
-    for (int64_t o = begin; o < end; o++)
-        for (int64_t n = 0; n < a->n; n++) {
-            float lane[TR_LANES] = { 0 };
-            for (int64_t i = 0; i < I; i += TRI_PIECE) {
-                int64_t len = tri_least(I - i, TRI_PIECE);
-                const float *w = tr_weight_row_f32(a->w, o, i, len, buf);
-                tri_lanes_dot(hw, lane, tri_row_f32(a->x, a->slot[n] / a->per) + i, w, len);
-            }
-            tri_row_f32(a->y, a->slot[n])[o] = tri_lanes_fold(lane);
-        }
-}
-TRI_CLONES(tri_slots_rows)
-
-static void tri_slots_matmul(tr_ctx *ctx, tr_view y, tr_view x, int64_t per, const tr_weight *w,
-                             const int32_t *slot, int64_t n)
-{
-    tri_slots job;
-    job.y = y;
-    job.x = x;
-    job.w = w;
-    job.slot = slot;
-    job.n = n;
-    job.per = per;
-    tri_par_clone(ctx, w->rows, tri_mat_grain(n, w->cols), tri_slots_rows_clones, &job);
-}
-
 static tr_status tri_expert_weight(tr_ctx *ctx, const tr_weight *w, int64_t rows, int64_t cols,
                                    int64_t e, const char *role)
 {
@@ -5777,38 +5816,31 @@ tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
     return TR_OK;
 }
 
-/* The contract's: the same, each product in sixteen lanes. */
-typedef struct tri_slots_act { const tr_experts_args *a; const int32_t *slot; } tri_slots_act;
-
+/* The contract's: the same three products for all experts at once, each sum in sixteen lanes. */
 TRI_INLINE void tri_slots_act_rows(int hw, void *user, int64_t begin, int64_t end)
 {
-    const tri_slots_act *j = (const tri_slots_act *)user;
+    const tr_experts_args *a = (const tr_experts_args *)user;
     (void)hw;
     for (int64_t i = begin; i < end; i++) {
-        float *g = tri_row_f32(j->a->g, j->slot[i]);
-        tri_act_row(j->a->act, g, g, tri_row_f32(j->a->u, j->slot[i]), j->a->g.shape[1], j->a->p);
+        int64_t s = ((const int32_t *)a->order.data)[i];
+        float *g = tri_row_f32(a->g, s);
+        tri_act_row(a->act, g, g, tri_row_f32(a->u, s), a->g.shape[1], a->p);
     }
 }
 TRI_CLONES(tri_slots_act_rows)
 
 tr_status tr_experts(tr_ctx *ctx, const tr_experts_args *a)
 {
-    int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1, F = a->g.shape[1];
+    int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1;
+    const int32_t *slot = (const int32_t *)a->order.data, *at = (const int32_t *)a->offset.data;
+    tr_experts_args job = *a;
     TRI_TRY(tri_experts_check(ctx, TR_F32, a));
     for (int64_t s = 0; s < tri_rows(a->y); s++)
         memset(tri_row_f32(a->y, s), 0, (size_t)a->y.shape[2] * sizeof(float));
-    for (int64_t e = 0; e < E; e++) {
-        const int32_t *offset = (const int32_t *)a->offset.data + e;
-        int64_t n = offset[1] - offset[0];
-        tri_slots_act job;
-        job.a = a;
-        job.slot = (const int32_t *)a->order.data + offset[0];
-        if (n == 0) continue;
-        tri_slots_matmul(ctx, a->g, a->x, K, &a->gate[e], job.slot, n);
-        tri_slots_matmul(ctx, a->u, a->x, K, &a->up[e], job.slot, n);
-        tri_par_clone(ctx, n, tri_grain(16 * F), tri_slots_act_rows_clones, &job);
-        tri_slots_matmul(ctx, a->y, a->g, 1, &a->down[e], job.slot, n);
-    }
+    tri_product_group(ctx, a->g, a->x, K, a->gate, E, slot, at);
+    tri_product_group(ctx, a->u, a->x, K, a->up, E, slot, at);
+    tri_par_clone(ctx, at[E], tri_grain(16 * a->g.shape[1]), tri_slots_act_rows_clones, &job);
+    tri_product_group(ctx, a->y, a->g, 1, a->down, E, slot, at);
     return TR_OK;
 }
 

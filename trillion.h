@@ -870,7 +870,8 @@ TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
  *
  * A model runs through this table and through nothing else: the engine never touches a number.
  * The oracle's entries are the binary64 definitions, the contract's the binary32 kernels of which
- * every bit is fixed. A port copies a table and replaces the entries it has; the dry table only checks shapes and counts, which is how plans are made.
+ * every bit is fixed. A port copies a table and replaces the entries it has; the dry table only
+ * checks shapes and counts, which is how plans are made.
  * ========================================================================= */
 
 /* X(entry, its arguments, its definition in binary64, its kernel of the contract) */
@@ -4654,8 +4655,8 @@ static tr_status tri_attn_positions(tr_ctx *ctx, const char *op, int64_t T, int6
 static tr_status tri_attn_check(tr_ctx *ctx, tr_dtype t, const tr_attn_args *a)
 {
     int64_t T = a->q.shape[0], H = a->q.shape[1], G = a->k.shape[1], S = a->k.shape[0];
-    TRI_TRY(tri_fit(ctx, t, "attn", "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]",
-                    a->y, a->q, a->k, a->v, a->sink, a->probs));
+    TRI_TRY(tri_fit(ctx, t, "attn",
+                    "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]", a->y, a->q, a->k, a->v, a->sink, a->probs));
     TRI_TRY(tri_factor(ctx, "attn: scale", a->scale));
     TRI_TRY(tri_not_below_0(ctx, "attn: softcap", a->softcap));
     TRI_TRY(tri_attn_positions(ctx, "attn", T, S, a->pos));
@@ -4883,8 +4884,9 @@ static tr_status tri_mla_check(tr_ctx *ctx, tr_dtype t, const tr_mla_args *a)
                        "%lld]", a->kv_b->name, (long long)a->kv_b->rows, (long long)a->kv_b->cols,
                        (long long)H, (long long)Dn, (long long)Dv, (long long)R);
     if (t == TR_F64 && (tr_view_is_none(a->kv) || a->kv.shape[1] != a->kv_b->rows))
-        return tr_fail(ctx, TR_ERR_SHAPE, "mla: kv of %lld columns, should be %lld",
-                       (long long)a->kv.shape[1], (long long)a->kv_b->rows);
+        return tr_fail(ctx, TR_ERR_SHAPE, "mla: %s [%lld, %lld] and kv of %lld columns",
+                       a->kv_b->name, (long long)a->kv_b->rows, (long long)a->kv_b->cols,
+                       (long long)a->kv.shape[1]);
     if (t == TR_F32 && (tr_view_is_none(a->absorbed) || a->absorbed.shape[2] != 2 * R + Dr))
         return tr_fail(ctx, TR_ERR_SHAPE, "mla: absorbed of %lld columns, should be %lld",
                        (long long)a->absorbed.shape[2], (long long)(2 * R + Dr));
@@ -5032,7 +5034,7 @@ tr_status tr_shortconv_f64(tr_ctx *ctx, const tr_conv_args *a)
     return TR_OK;
 }
 
-/* The contract's: one chain of fused products a channel, oldest tap first; then SiLU, row by row. */
+/* The contract's: a channel is one chain of fused products, oldest tap first; then SiLU. */
 TRI_INLINE void tri_conv_channels(int hw, void *user, int64_t begin, int64_t end)
 {
     const tr_conv_args *a = (const tr_conv_args *)user;
@@ -5185,8 +5187,8 @@ static tr_status tri_delta_check(tr_ctx *ctx, tr_dtype t, const tr_delta_args *a
 {
     tr_view g = a->g;
     if (g.rank == 3 && g.stride[2] == 0) g.stride[2] = 1;   /* one decay a head is allowed */
-    TRI_TRY(tri_fit(ctx, t, "delta", "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]",
-                    a->o, a->q, a->k, a->v, g, a->beta, a->S));
+    TRI_TRY(tri_fit(ctx, t, "delta",
+                    "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]", a->o, a->q, a->k, a->v, g, a->beta, a->S));
     if (a->S.shape[0] > 0 && !tr_view_is_contig(tr_view_at(a->S, 0)))
         return tr_fail(ctx, TR_ERR_SHAPE, "delta: the matrix of a head has gaps");
     return TR_OK;
@@ -5762,8 +5764,8 @@ static tr_status tri_experts_check(tr_ctx *ctx, tr_dtype t, const tr_experts_arg
     const int32_t *order = (const int32_t *)a->order.data;
     const int32_t *offset = (const int32_t *)a->offset.data;
     int64_t N = a->y.shape[0], K = a->y.shape[1], E = a->offset.shape[0] - 1;
-    TRI_TRY(tri_fit(ctx, t, "experts", "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]",
-                    a->y, a->x, a->order, a->offset, a->g, a->u));
+    TRI_TRY(tri_fit(ctx, t, "experts",
+                    "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]", a->y, a->x, a->order, a->offset, a->g, a->u));
     if (E < 1 || a->order.shape[0] != N * K)
         return tr_fail(ctx, TR_ERR_SHAPE, "experts: %lld tokens of %lld slots, but order has %lld, "
                        "offset %lld", (long long)N, (long long)K, (long long)a->order.shape[0],
@@ -5905,8 +5907,9 @@ tr_status tr_combine(tr_ctx *ctx, const tr_combine_args *a)
  *
  * TR_OPS_LIST is the one list of operators; the table's type, the oracle, the contract, the dry
  * table and the check that a table is complete all come from it, so that none can lag behind. The
- * oracle's entries hand their arguments to the definitions above, the contract's to the kernels. The dry table's entries look at shapes,
- * tell a listener what the call would give, read and multiply, and touch no data.
+ * oracle's entries hand their arguments to the definitions above, the contract's to the kernels.
+ * The dry table's entries look at shapes, tell a listener what the call would give, read and
+ * multiply, and touch no data.
  *
  * Traps. Every entry gets the table's `user`, also those that a port left as they were. A product
  * and the addition of it count two; what is not a product (norms, gates, rotations) counts nothing.

@@ -49,6 +49,7 @@ int main(void)
     a.q = tr_view3(q, TR_F64, 1, H, Dk);
     a.latent = tr_view2(latent, TR_F64, S, R + Dr);
     a.kv = tr_view2(kv, TR_F64, S, H * (Dn + Dv));
+    a.absorbed = tr_view_none();
     a.kv_b = &kv_b;
     a.probs = tr_view_none();
     a.rope = Dr;

@@ -335,8 +335,8 @@ static void released(void)
     CHECK_OK(ctx, tr_plan_model(ctx, &p, m, &o));
     CHECK(p.tensors == 497220 && p.params == 2779931837184);
     CHECK(p.active_params == 104189614848 && p.bytes == 1560860324864u);
-    CHECK(p.layers == 93 && p.layer[0].state_bytes_seq == (96 * 128 * 128 + 3 * 12288 * 3) * 8);
-    CHECK(p.layer[92].state_bytes_token == 576 * 8 && p.layer[92].kind.mixer == TR_MIXER_MLA);
+    CHECK(p.layers == 93 && p.layer[0].state_bytes_seq == (96 * 128 * 128 + 3 * 12288 * 3) * 4);
+    CHECK(p.layer[92].state_bytes_token == 576 * 4 && p.layer[92].kind.mixer == TR_MIXER_MLA);
     snprintf(path, sizeof path, "%s/kimi_k3/released-index/inventory.json", cases);
     CHECK_OK(ctx, tr_json_load(ctx, &inv, path));
     CHECK_OK(ctx, tr_json_int(&inv, tr_json_get(&inv, inv.node, "total_tensors"), &n));

@@ -38,7 +38,7 @@ static void machine(void)
         if (i % (2 * block) == 0) {                 /* a block begins: P is pushed, starts anew */
             push.y = tr_view_at(snaps, n++);
             push.x = P;
-            CHECK_OK(ctx, tr_copy_f64(ctx, &push));
+            CHECK_OK(ctx, tr_copy(ctx, &push));
             add.a = new2(N, D);
         }
         add.b = tr_view_at(i % 2 ? mlp : attn, i / 2);
@@ -154,11 +154,11 @@ static void bad_arguments(void)
     b.y = new2(3, 4); b.a = new2(3, 4); b.b = new2(3, 5);
     CHECK_FAILS(ctx, TR_ERR_SHAPE, "add: b [3, 5] differ in D", tr_add_f64(ctx, &b));
     c.y = new2(3, 4); c.x = new2(4, 3);
-    CHECK_FAILS(ctx, TR_ERR_SHAPE, "copy: [3, 4] [4, 3] differ", tr_copy_f64(ctx, &c));
+    CHECK_FAILS(ctx, TR_ERR_SHAPE, "copy: [3, 4] [4, 3] differ", tr_copy(ctx, &c));
     c.x = c.y; c.x.dtype = TR_F32;
-    CHECK_FAILS(ctx, TR_ERR_SHAPE, "copy: F64 F32 differ", tr_copy_f64(ctx, &c));
+    CHECK_FAILS(ctx, TR_ERR_SHAPE, "copy: F64 F32 differ", tr_copy(ctx, &c));
     c.x = c.y; c.x.data = NULL;
-    CHECK_FAILS(ctx, TR_ERR_ARG, "copy: no data", tr_copy_f64(ctx, &c));
+    CHECK_FAILS(ctx, TR_ERR_ARG, "copy: no data", tr_copy(ctx, &c));
     mem_free();
 }
 

@@ -38,6 +38,7 @@ static tr_status logits(tr_ctx *ctx, tr_model *m, const tr_ops *ops, double out[
     tr_run *r = NULL;
     int32_t next;
     tr_status s;
+    o.profile = tr_profile_find("oracle");
     o.ops = ops;
     s = tr_run_new(ctx, &r, m, &o);
     if (s == TR_OK) s = tr_generate(r, prompt, 3, 1, &next);

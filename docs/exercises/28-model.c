@@ -35,6 +35,7 @@ static tr_status part(tr_ctx *ctx, int64_t first, int64_t n, const tr_hidden *in
     tr_model_opts mo;
     tr_run_opts o = tr_run_opts_default();
     tr_status s;
+    o.profile = tr_profile_find("oracle");
     memset(&mo, 0, sizeof mo);
     mo.first = first;
     mo.layers = n;

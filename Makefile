@@ -24,6 +24,9 @@ LONG     := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/long_*.c))
 SCRIPTS  := $(wildcard tests/test_*.sh)
 FIRST    := $(filter setup,$(MAKECMDGOALS))     # `make setup check` installs before it compiles
 
+# dlopen, by which `trillion bench` finds its peer, has a library of its own before glibc 2.34.
+DL := $(if $(filter Windows_NT,$(OS)),,-ldl)
+
 ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j2
 endif
@@ -66,9 +69,9 @@ docs: build/trillion $(EXAMPLES) ## recompute every number and snippet of docs/
 clean: ## remove build/
 	rm -rf build
 
-build/trillion: tools/trillion.c trillion.h | $(FIRST)
+build/trillion: tools/trillion.c tools/bench.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
-	$(BUILD) -o $@ $< $(LDFLAGS) -lm
+	$(BUILD) -o $@ $< $(LDFLAGS) -lm $(DL)
 
 build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

@@ -61,7 +61,7 @@ poke() {
 # ---- help and arguments
 
 gives 'alone: the overview' 0 'audit golden compare selftest' $T
-for c in families audit plan golden compare run tiny selftest; do
+for c in families audit plan golden compare run tiny bench selftest; do
     gives "$c --help" 0 "trillion $c --threads Exit" $T $c --help
 done 2> /dev/null
 gives 'an unknown command' 2 "'gulden'" $T gulden

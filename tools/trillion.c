@@ -12,10 +12,12 @@
  *     {out}     numbers, lists, JSON              {compare} compare
  *     {ids}     prompts from a file               {run}     run
  *     {open}    models and pieces of prompts      {tiny}    tiny
- *     {audit}   audit                             {small}   families, selftest
+ *     {audit}   audit                             {bench}   bench
+ *                                                 {small}   families, selftest
  *                                                 {main}    the table of commands
  */
 
+#define _DEFAULT_SOURCE 1               /* madvise, which POSIX does not have */
 #define TRILLION_IMPLEMENTATION
 #include "../trillion.h"
 
@@ -23,6 +25,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "bench.h"
 
 /* ============================================================================
  * The program {app}
@@ -2465,22 +2469,9 @@ static int64_t greedy_step(greedy *g, piece *c)
     return c->N;
 }
 
-/* Most memory the process ever held, mapped weights included, where the system tells. */
-static double peak_resident(void)
-{
-    char line[256];
-    double kib = 0;
-    FILE *f = fopen("/proc/self/status", "rb");
-    if (!f) return 0;
-    while (fgets(line, sizeof line, f))
-        if (strncmp(line, "VmHWM:", 6) == 0) kib = strtod(line + 6, NULL);
-    fclose(f);
-    return 1024 * kib;
-}
-
 static void greedy_report(greedy *g, int64_t read, double read_s, int64_t made, double made_s)
 {
-    double resident = peak_resident();
+    double resident = bench_proc_bytes("/proc/self/status", "VmHWM");   /* mapped weights too */
     say(g->a, "prompt %lld tokens, %.1f tok/s; decode %lld tokens, %.1f tok/s",
         (long long)read, (double)read / (read_s > 0 ? read_s : 1e-9),
         (long long)made, (double)made / (made_s > 0 ? made_s : 1e-9));
@@ -2811,6 +2802,669 @@ static const char tiny_note[] =
     "Exit codes: 0 written and opened; 2 not.\n";
 
 /* ============================================================================
+ * bench {bench}
+ *
+ * Speed as a ratio to a named peer, or to a limit measured in the same run, the two in turn. A
+ * measure of the table at the end is a row with one thread and a row with all of them.
+ * ========================================================================= */
+
+typedef struct bench_row {
+    const char *name, *title, *unit, *peer_name;
+    const char *why;                    /* it was not measured; else NULL */
+    int     threads, streams, repeats;  /* streams: of a limit; else 0 */
+    double  ours, ours_median, peer, peer_median;       /* NaN: there is none */
+    double  goal;                       /* the least ratio; 0: none */
+    int     goal_is_ours;               /* the goal is for ours, not for the ratio */
+} bench_row;
+
+typedef struct bench {
+    app         *a;
+    int          quick;
+    bench_effort effort;
+    int          threads[2], levels, level;     /* one and all; how many; which is measured now */
+    int          streams[2];                    /* of the best read of each; 4 until measured */
+    tr_ctx      *fast[2], *base[2];             /* this machine's kernels, and any machine's */
+    tr_model    *model[2];                      /* NULL: none was given */
+    bench_pool   pool;
+    bench_blas   blas;
+    bench_row   *row;  int64_t rows, cap;
+} bench;
+
+typedef struct measure {
+    const char *name;
+    void      (*run)(bench *b, const struct measure *m);
+    int64_t     rows, in, out;          /* x [rows, in], w [out, in] */
+    tr_format   format;
+    double      goal;
+} measure;
+
+static bench_row *bench_row_add(bench *b, const measure *m, const char *title, const char *unit,
+                                const char *peer_name)
+{
+    bench_row *r;
+    b->row = (bench_row *)grow(b->a, b->row, &b->cap, b->rows, sizeof *b->row);
+    r = &b->row[b->rows++];
+    memset(r, 0, sizeof *r);
+    r->name = m->name;
+    r->title = title;
+    r->unit = unit;
+    r->peer_name = peer_name;
+    r->threads = b->threads[b->level];
+    r->ours = r->ours_median = r->peer = r->peer_median = (double)NAN;
+    r->goal = m->goal;
+    return r;
+}
+
+static bench_side bench_side_of(void (*call)(void *job), void *job)
+{
+    bench_side s;
+    memset(&s, 0, sizeof s);
+    s.call = call;
+    s.job = job;
+    return s;
+}
+
+/* work: of a call, in what the row's unit counts. */
+static void bench_row_measure(bench *b, bench_row *r, bench_side ours, double ours_work,
+                              bench_side peer, double peer_work)
+{
+    bench_measure(&ours, &peer, &b->effort);
+    r->ours = ours_work / ours.s[0];
+    r->ours_median = ours_work / bench_median(&ours);
+    r->peer = peer_work / peer.s[0];
+    r->peer_median = peer_work / bench_median(&peer);
+    r->repeats = ours.n;
+}
+
+/* ---- The limit */
+
+static bench_read bench_read_of(const bench *b, bench_pool *pool, int streams, size_t band)
+{
+    bench_read r;
+    size_t whole;
+    memset(&r, 0, sizeof r);
+    r.ctx = b->fast[b->level];
+    r.pool = pool;
+    r.streams = streams;
+    r.parts = b->threads[b->level] < BENCH_PARTS ? b->threads[b->level] : BENCH_PARTS;
+    whole = BENCH_STEP * (size_t)r.parts;
+    r.band = band / whole * whole;
+    return r;
+}
+
+static void bench_limit(bench *b, const measure *m)
+{
+    static const int streams[4] = { 1, 2, 4, 8 };
+    bench_row *r = bench_row_add(b, m, "best read of memory", "GB/s", "read");
+    for (int i = 0; i < 4; i += 2) {
+        size_t band = b->pool.bytes / BENCH_BANDS;
+        bench_read read[2];
+        bench_side side[2];
+        for (int k = 0; k < 2; k++) {
+            read[k] = bench_read_of(b, &b->pool, streams[i + k], band);
+            side[k] = bench_side_of(bench_read_band, &read[k]);
+        }
+        bench_measure(&side[0], &side[1], &b->effort);
+        for (int k = 0; k < 2; k++) {
+            double bytes = 1e-9 * (double)read[k].band;
+            if (r->streams && bytes / side[k].s[0] <= r->peer) continue;
+            r->peer = bytes / side[k].s[0];
+            r->peer_median = bytes / bench_median(&side[k]);
+            r->streams = streams[i + k];
+            r->repeats = side[k].n;
+        }
+    }
+    b->streams[b->level] = r->streams;
+}
+
+/* ---- Products of many rows */
+
+typedef struct filling { float *x; uint64_t stream; float even, odd; } filling;
+
+static void fill_uniform(void *user, int64_t begin, int64_t end)
+{
+    const filling *f = (const filling *)user;
+    for (int64_t i = begin; i < end; i++)
+        f->x[i] = (i % 2 ? f->odd : f->even) *
+                  (float)(2 * tr_rng_unit(1, f->stream, (uint64_t)i) - 1);
+}
+
+/* x [n]: uniform between -1 and 1, times even or odd by the index. */
+static void bench_fill(const bench *b, float *x, int64_t n, float even, float odd)
+{
+    filling f;
+    f.x = x;
+    f.stream = (uint64_t)n;
+    f.even = even;
+    f.odd = odd;
+    tr_par_for(b->fast[b->levels - 1], n, 4096, fill_uniform, &f);
+}
+
+typedef struct product {
+    app           *a;
+    tr_ctx        *ctx;
+    bench_blas    *blas;
+    tr_matmul_args args;
+    tr_weight      w;                   /* f32 [out, in] */
+    int64_t        rows, in, out;
+    float         *x, *y, *peer_y;      /* [rows, in] [rows, out] [rows, out] */
+    const float   *w_f32;
+} product;
+
+static void product_new(bench *b, product *p, tr_ctx *ctx, const measure *m, float *w)
+{
+    memset(p, 0, sizeof *p);
+    p->a = b->a;
+    p->ctx = ctx;
+    p->blas = &b->blas;
+    p->rows = m->rows;
+    p->in = m->in;
+    p->out = m->out;
+    p->w_f32 = w;
+    p->x = (float *)need(b->a, m->rows * m->in, sizeof *p->x);
+    p->y = (float *)need(b->a, m->rows * m->out, sizeof *p->y);
+    p->peer_y = (float *)need(b->a, m->rows * m->out, sizeof *p->y);
+    must(b->a, tr_weight_of(b->a->ctx, &p->w, tr_qformat_get(TR_FMT_F32), "w", w, NULL, m->out,
+                            m->in, 1, 1));
+    bench_fill(b, p->x, m->rows * m->in, 1, 1);
+    bench_fill(b, w, m->out * m->in, 1, 1);
+    p->args.x = tr_view2(p->x, TR_F32, m->rows, m->in);
+    p->args.y = tr_view2(p->y, TR_F32, m->rows, m->out);
+    p->args.w = &p->w;
+}
+
+static void product_free(product *p)
+{
+    tr_free(p->a->ctx, p->x);
+    tr_free(p->a->ctx, p->y);
+    tr_free(p->a->ctx, p->peer_y);
+}
+
+static double product_gflop(const product *p)
+{
+    return 2e-9 * (double)p->rows * (double)p->in * (double)p->out;
+}
+
+static void product_ours(void *job)
+{
+    product *p = (product *)job;
+    if (tr_matmul(p->ctx, &p->args) != TR_OK) die(p->a, "bench: %s", tr_err_last(p->ctx));
+}
+
+static void product_blas(void *job)
+{
+    product *p = (product *)job;
+    int M = (int)p->rows, I = (int)p->in, O = (int)p->out;
+    p->blas->sgemm(BENCH_ROW_MAJOR, BENCH_PLAIN, BENCH_TRANSPOSED, M, O, I, 1, p->x, I, p->w_f32, I,
+                   0, p->peer_y, O);
+}
+
+static void product_libm_rows(void *user, int64_t begin, int64_t end)
+{
+    product *p = (product *)user;
+    for (int64_t o = begin; o < end; o++)
+        for (int64_t n = 0; n < p->rows; n++) {
+            const float *x = p->x + n * p->in, *w = p->w_f32 + o * p->in;
+            float lane[TR_LANES] = { 0 };
+            for (int64_t i = 0; i < p->in; i++)
+                lane[i % TR_LANES] = fmaf(x[i], w[i], lane[i % TR_LANES]);
+            for (int k = TR_LANES / 2; k > 0; k /= 2)
+                for (int l = 0; l < k; l++) lane[l] += lane[l + k];
+            p->peer_y[n * p->out + o] = lane[0];
+        }
+}
+
+static void product_libm(void *job)
+{
+    product *p = (product *)job;
+    tr_par_for(p->ctx, p->out, 1, product_libm_rows, p);
+}
+
+/* Two sums of `in` products of numbers up to 1, in any order, are within 2 in 2^-24 in of each
+ * other: far below what a product of other numbers would be off by. */
+static void product_agree(const product *p)
+{
+    double bound = 2 * (double)p->in * (double)p->in * ldexp(1, -24);
+    for (int64_t i = 0; i < p->rows * p->out; i++)
+        if (!(fabs((double)p->y[i] - (double)p->peer_y[i]) <= bound))
+            die(p->a, "bench: product [%lld, %lld] x [%lld, %lld]: element %lld is %g here and %g "
+                "of the peer", (long long)p->rows, (long long)p->in, (long long)p->out,
+                (long long)p->in, (long long)i, (double)p->y[i], (double)p->peer_y[i]);
+}
+
+static const char *product_title(bench *b, const measure *m, const char *more)
+{
+    return text(b->a, "product, %lld rows, %lld to %lld%s", (long long)m->rows, (long long)m->in,
+                (long long)m->out, more);
+}
+
+static void bench_product(bench *b, const measure *m)
+{
+    bench_row *r = bench_row_add(b, m, product_title(b, m, ""), "GFLOP/s", "OpenBLAS");
+    product p;
+    if (b->blas.why) r->why = text(b->a, "OpenBLAS %s", b->blas.why);
+    else if (r->threads > 1 && !b->blas.parallel) r->why = "this OpenBLAS has no threads";
+    if (r->why) return;
+    product_new(b, &p, b->fast[b->level], m, (float *)(void *)b->pool.p);
+    b->blas.threads(r->threads);
+    bench_row_measure(b, r, bench_side_of(product_ours, &p), product_gflop(&p),
+                      bench_side_of(product_blas, &p), product_gflop(&p));
+    product_agree(&p);
+    product_free(&p);
+}
+
+/* Kernels for any machine. Where its compiler was told of an FMA instruction, they have it too. */
+static void bench_base(bench *b, const measure *m)
+{
+#ifdef FP_FAST_FMAF
+    const char *more = ", base", *peer = "fmaf, plain loop";
+#else
+    const char *more = ", base: no FMA", *peer = "libm's fmaf";
+#endif
+    bench_row *r = bench_row_add(b, m, product_title(b, m, more), "GFLOP/s", peer);
+    product p;
+    r->goal_is_ours = 1;
+    product_new(b, &p, b->base[b->level], m, (float *)(void *)b->pool.p);
+    bench_row_measure(b, r, bench_side_of(product_ours, &p), product_gflop(&p),
+                      bench_side_of(product_libm, &p), product_gflop(&p));
+    product_agree(&p);
+    product_free(&p);
+}
+
+/* All weights and half of x subnormal: so are products, sums and results. */
+static void bench_tiny_numbers(bench *b, const measure *m, tr_ctx *ctx, const char *more)
+{
+    bench_row *r = bench_row_add(b, m, product_title(b, m, more), "GFLOP/s", "normal numbers");
+    float *w = (float *)(void *)b->pool.p, *other = w + m->in * m->out;
+    product small, normal;
+    product_new(b, &small, ctx, m, w);
+    product_new(b, &normal, ctx, m, other);
+    bench_fill(b, w, m->in * m->out, 0x1p-127f, 0x1p-127f);
+    bench_fill(b, small.x, m->rows * m->in, 0x1p-127f, 1);
+    bench_row_measure(b, r, bench_side_of(product_ours, &small), product_gflop(&small),
+                      bench_side_of(product_ours, &normal), product_gflop(&normal));
+    product_free(&small);
+    product_free(&normal);
+}
+
+static void bench_subnormal(bench *b, const measure *m)
+{
+    bench_tiny_numbers(b, m, b->fast[b->level], ", subnormal");
+}
+
+static void bench_subnormal_base(bench *b, const measure *m)
+{
+    bench_tiny_numbers(b, m, b->base[b->level], ", subnormal, base");
+}
+
+/* ---- One row: weights are read once, as they are stored, and memory is the limit. */
+
+typedef struct one_row {
+    app           *a;
+    tr_ctx        *ctx;
+    bench_pool    *pool;
+    tr_matmul_args args;
+    tr_weight      all, band;           /* a band of rows a call */
+} one_row;
+
+static void one_row_call(void *job)
+{
+    one_row *o = (one_row *)job;
+    o->band = tr_weight_rows(&o->all, o->pool->turn++ % BENCH_BANDS * o->band.rows, o->band.rows);
+    if (tr_matmul(o->ctx, &o->args) != TR_OK) die(o->a, "bench: %s", tr_err_last(o->ctx));
+}
+
+enum { UNIT_ROWS = 128 };               /* a row of the blocks of fp8-block */
+
+/* Fills the pool with as many rows [.., in] as it holds: copies of one unit. Returns the bytes of
+ * a band. */
+static size_t one_row_fill(bench *b, one_row *o, const measure *m)
+{
+    const tr_qformat *f = tr_qformat_get(m->format);
+    int64_t block_rows = m->format == TR_FMT_MXFP4 ? 1 : UNIT_ROWS;
+    int64_t block_cols = m->format == TR_FMT_MXFP4 ? 32 : 128, units;
+    float *x = (float *)need(b->a, UNIT_ROWS * m->in, sizeof *x);
+    unsigned char *q = b->pool.p, *s;
+    size_t q_bytes, s_bytes;
+    must(b->a, tr_qformat_bytes(b->a->ctx, f, UNIT_ROWS, m->in, block_rows, block_cols, &q_bytes,
+                                &s_bytes));
+    units = (int64_t)(b->pool.bytes / BENCH_BANDS / (q_bytes + s_bytes));
+    s = q + (size_t)units * BENCH_BANDS * q_bytes;
+    bench_fill(b, x, UNIT_ROWS * m->in, 1, 1);
+    must(b->a, tr_quantize(b->a->ctx, f, q, s, x, UNIT_ROWS, m->in, block_rows, block_cols));
+    for (size_t i = 1; i < (size_t)units * BENCH_BANDS; i++) {
+        memcpy(q + i * q_bytes, q, q_bytes);
+        if (s_bytes) memcpy(s + i * s_bytes, s, s_bytes);
+    }
+    tr_free(b->a->ctx, x);
+    must(b->a, tr_weight_of(b->a->ctx, &o->all, f, "w", q, s, units * BENCH_BANDS * UNIT_ROWS,
+                            m->in, block_rows, block_cols));
+    o->band.rows = units * UNIT_ROWS;
+    return (size_t)units * (q_bytes + s_bytes);
+}
+
+static void bench_one_row(bench *b, const measure *m)
+{
+    const char *title = text(b->a, "one row, %s weights", tr_qformat_get(m->format)->name);
+    bench_row *r = bench_row_add(b, m, title, "GB/s", "read");
+    one_row o;
+    bench_read read;
+    size_t bytes;
+    float *x, *y;
+    memset(&o, 0, sizeof o);
+    o.a = b->a;
+    o.ctx = b->fast[b->level];
+    o.pool = &b->pool;
+    bytes = one_row_fill(b, &o, m);
+    x = (float *)need(b->a, m->in, sizeof *x);
+    y = (float *)need(b->a, o.band.rows, sizeof *y);
+    bench_fill(b, x, m->in, 1, 1);
+    o.args.x = tr_view2(x, TR_F32, 1, m->in);
+    o.args.y = tr_view2(y, TR_F32, 1, o.band.rows);
+    o.args.w = &o.band;
+    read = bench_read_of(b, &b->pool, b->streams[b->level], bytes);
+    bench_row_measure(b, r, bench_side_of(one_row_call, &o), 1e-9 * (double)bytes,
+                      bench_side_of(bench_read_band, &read), 1e-9 * (double)read.band);
+    tr_free(b->a->ctx, x);
+    tr_free(b->a->ctx, y);
+}
+
+/* ---- Decoding: every weight is read for each token, an embedding that is not the head aside. */
+
+typedef struct decoding { app *a; tr_run *r; int32_t id; } decoding;
+
+static void decode_token(void *job)
+{
+    static const int64_t one = 1;
+    decoding *d = (decoding *)job;
+    tr_batch batch;
+    batch.B = 1;
+    batch.T = &one;
+    batch.ids = &d->id;
+    if (d->r->state.len[0] == d->r->opts.capacity) tr_state_reset(&d->r->state);
+    if (tr_forward(d->r, &batch, NULL) != TR_OK) die(d->a, "bench: %s", tr_err_last(d->r->ctx));
+    d->id = tr_argmax(tr_view_at(d->r->logits, 0));
+    if (d->id < 0) die(d->a, "bench: NaN among the logits");
+}
+
+static void bench_decode(bench *b, const measure *m)
+{
+    bench_row *r = bench_row_add(b, m, "decode", "tok/s", "read");
+    tr_model *model = b->model[b->level];
+    tr_run_opts o = tr_run_opts_default();
+    tr_plan plan;
+    decoding d;
+    bench_read read;
+    size_t bytes, embed = 0, scales;
+    o.profile = tr_profile_find("exact");
+    o.max_tokens = 1;
+    o.capacity = 256;
+    if (!model) r->why = "no --model DIR";
+    else if (!o.profile) r->why = "no profile `exact` in this build";
+    else if (model->cfg.experts) r->why = "which experts a token reads is left to the router";
+    if (r->why) return;
+    if (tr_plan_model(model->ctx, &plan, model, &o) != TR_OK)
+        die(b->a, "bench: %s", tr_err_last(model->ctx));
+    if (!model->cfg.tie) {
+        const tr_weight *w = &model->top.w[TR_W_EMBED];
+        must(b->a, tr_qformat_bytes(b->a->ctx, w->format, w->rows, w->cols, w->block_rows,
+                                    w->block_cols, &embed, &scales));
+        embed += scales;
+    }
+    bytes = plan.bytes - embed;
+    r->title = text(b->a, "decode, %s parameters, %s a token", human((double)plan.params).s,
+                    size_of((double)bytes).s);
+    tr_plan_free(model->ctx, &plan);
+    d.a = b->a;
+    d.id = 0;
+    if (tr_run_new(model->ctx, &d.r, model, &o) != TR_OK)
+        die(b->a, "bench: %s", tr_err_last(model->ctx));
+    read = bench_read_of(b, &b->pool, b->streams[b->level], b->pool.bytes / BENCH_BANDS);
+    bench_row_measure(b, r, bench_side_of(decode_token, &d), 1,
+                      bench_side_of(bench_read_band, &read), (double)read.band / (double)bytes);
+    tr_run_free(d.r);
+}
+
+/* ---- What is measured, and how it is told */
+
+static const measure measures[] = {
+    /* name, how, x [rows, in], w [out, in], stored as, goal */
+    { "read",           bench_limit,             0,    0,    0, TR_FMT_F32,       0 },
+    { "product-512",    bench_product,         512, 4096, 4096, TR_FMT_F32,       0.8 },
+    { "product-256",    bench_product,         256, 7168, 4096, TR_FMT_F32,       0.8 },
+    { "product-odd",    bench_product,        1020, 4093, 4099, TR_FMT_F32,       0.8 },
+    { "product-8",      bench_product,           8, 4096, 4096, TR_FMT_F32,       1.2 },
+    { "row-f32",        bench_one_row,           1, 4096,    0, TR_FMT_F32,       0.7 },
+    { "row-bf16",       bench_one_row,           1, 4096,    0, TR_FMT_BF16,      0.7 },
+    { "row-fp8-block",  bench_one_row,           1, 4096,    0, TR_FMT_FP8_BLOCK, 0.7 },
+    { "row-mxfp4",      bench_one_row,           1, 4096,    0, TR_FMT_MXFP4,     0.7 },
+    { "decode",         bench_decode,            1,    0,    0, TR_FMT_F32,       0.6 },
+    { "base",           bench_base,              8, 4096,  512, TR_FMT_F32,       0.3 },
+    { "subnormal",      bench_subnormal,        64, 4096, 1024, TR_FMT_F32,       0.01 },
+    { "subnormal-base", bench_subnormal_base,    8, 4096,  256, TR_FMT_F32,       0.01 },
+};
+enum { N_MEASURES = sizeof measures / sizeof *measures };
+
+static tr_ctx *bench_ctx(app *a, int threads, tr_cpu cpu)
+{
+    tr_ctx_opts o;
+    tr_ctx *ctx;
+    memset(&o, 0, sizeof o);
+    o.threads = threads;
+    o.cpu = cpu;
+    o.log = on_warning;
+    o.log_user = a;
+    if (tr_ctx_new(&ctx, &o) != TR_OK) die(a, "bench: %s", ctx ? tr_err_last(ctx) : "no memory");
+    return ctx;
+}
+
+/* Four times the largest cache, so that what was used a round ago is gone, but not more than a
+ * third of what memory is free. */
+static size_t bench_pool_bytes(const bench *b)
+{
+    double bytes = 4 * bench_cache_bytes();
+    double most = bench_proc_bytes("/proc/meminfo", "MemAvailable") / 3;
+    if (b->quick) return (size_t)4 << 20;
+    if (most > 0 && bytes > most) bytes = most;
+    if (bytes < 256e6) bytes = 256e6;
+    return ((size_t)bytes / BENCH_PAGE + 1) * BENCH_PAGE;
+}
+
+/* Is it asked for, by any of n globs? Without one everything is. */
+static int bench_wanted(const char *name, const char **only, int64_t n)
+{
+    for (int64_t k = 0; k < n; k++)
+        if (tr_tap_match(only[k], name)) return 1;
+    return n == 0;
+}
+
+static void bench_check_only(app *a)
+{
+    const char **only;
+    char *have = text(a, "%s", "");
+    int64_t n;
+    only = opt_all(a, "--only", &n);
+    for (int i = 0; i < N_MEASURES; i++) {
+        if (bench_wanted(measures[i].name, only, n)) return;
+        have = text(a, "%s%s%s", have, i ? ", " : "", measures[i].name);
+    }
+    die(a, "bench: --only '%s' matches none of %s", only[0], have);
+}
+
+static void bench_begin(bench *b, app *a)
+{
+    const char *lib = opt(a, "--blas");
+    int all = tr_par_threads(a->ctx);
+    memset(b, 0, sizeof *b);
+    b->a = a;
+    b->quick = opt(a, "--quick") != NULL;
+    b->effort.repeats = b->quick ? 1 : BENCH_REPEATS;
+    b->effort.least = b->quick ? 0 : 0.03;
+    b->effort.most = 5;
+    b->threads[0] = 1;
+    b->threads[1] = all;
+    b->levels = all > 1 ? 2 : 1;
+    b->streams[0] = b->streams[1] = 4;
+    bench_check_only(a);
+    for (int i = 0; i < b->levels; i++) {
+        b->fast[i] = bench_ctx(a, b->threads[i], TR_CPU_BEST);
+        b->base[i] = bench_ctx(a, b->threads[i], TR_CPU_BASE);
+        if (opt(a, "--model") &&
+            tr_model_open(b->fast[i], &b->model[i], opt(a, "--model"), NULL) != TR_OK)
+            die(a, "%s", tr_err_last(b->fast[i]));
+    }
+    bench_blas_open(&b->blas, lib ? lib : BENCH_BLAS);
+    if (b->blas.why)
+        say(a, "%s %s: what is compared with it is left out (Debian: apt install libopenblas0)",
+            lib ? lib : BENCH_BLAS, b->blas.why);
+    if (!bench_pool_new(&b->pool, bench_pool_bytes(b)))
+        die(a, "bench: no memory for %s", size_of((double)bench_pool_bytes(b)).s);
+}
+
+static void bench_end(bench *b)
+{
+    for (int i = 0; i < b->levels; i++) {
+        tr_model_close(b->model[i]);
+        tr_ctx_free(b->fast[i]);
+        tr_ctx_free(b->base[i]);
+    }
+    bench_pool_free(&b->pool);
+}
+
+static void bench_run(bench *b)
+{
+    int64_t n;
+    const char **only = opt_all(b->a, "--only", &n);
+    progress_begin(b->a, "measuring", N_MEASURES * b->levels);
+    for (int i = 0; i < N_MEASURES; i++)
+        for (b->level = 0; b->level < b->levels; b->level++) {
+            measure m = measures[i];
+            if (!bench_wanted(m.name, only, n)) continue;
+            progress_at(b->a, i * b->levels + b->level, m.name);
+            if (b->quick) {
+                if (m.rows > 16) m.rows /= 16;
+                m.in /= 16;
+                m.out /= 16;
+            }
+            m.run(b, &m);
+        }
+    progress_end(b->a);
+}
+
+static int bench_met(const bench_row *r)
+{
+    return (r->goal_is_ours ? r->ours : r->ours / r->peer) >= r->goal;
+}
+
+static void bench_cpu(char *out, size_t cap)
+{
+    if (!bench_proc("/proc/cpuinfo", "model name", out, cap)) snprintf(out, cap, "a processor");
+}
+
+static void bench_json(bench *b)
+{
+    app *a = b->a;
+    tr_build build = tr_build_info(a->ctx);
+    char cpu[128];
+    bench_cpu(cpu, sizeof cpu);
+    js_open(a, NULL, '{');
+    js_str(a, "version", build.version);
+    js_str(a, "cpu", cpu);
+    js_str(a, "arch", build.arch);
+    js_str(a, "kernels", tr_cpu_name(tr_ctx_cpu(b->fast[0])));
+    js_str(a, "compiler", build.compiler);
+    js_int(a, "threads", b->threads[b->levels - 1]);
+    js_str(a, "blas", b->blas.why ? NULL : b->blas.name);
+    js_num(a, "cache_bytes", bench_cache_bytes());
+    js_int(a, "pool_bytes", (int64_t)b->pool.bytes);
+    js_bool(a, "huge_pages", b->pool.huge);
+    js_bool(a, "quick", b->quick);
+    js_open(a, "rows", '[');
+    for (int64_t i = 0; i < b->rows; i++) {
+        const bench_row *r = &b->row[i];
+        js_open(a, NULL, '{');
+        js_str(a, "name", r->name);
+        js_str(a, "what", r->title);
+        js_int(a, "threads", r->threads);
+        js_str(a, "unit", r->unit);
+        js_num(a, "ours", r->ours);
+        js_num(a, "ours_median", r->ours_median);
+        js_str(a, "peer_name", r->peer_name);
+        js_num(a, "peer", r->peer);
+        js_num(a, "peer_median", r->peer_median);
+        js_num(a, "ratio", r->ours / r->peer);
+        js_num(a, "goal", r->goal > 0 ? r->goal : (double)NAN);
+        js_str(a, "goal_of", r->goal_is_ours ? "ours" : "ratio");
+        if (r->goal > 0 && !r->why) js_bool(a, "met", bench_met(r));
+        else js_str(a, "met", NULL);
+        js_int(a, "repeats", r->repeats);
+        js_int(a, "streams", r->streams);
+        js_str(a, "why", r->why);
+        js_close(a, '}');
+    }
+    js_close(a, ']');
+    js_close(a, '}');
+}
+
+static str32 three_digits(double x)             /* "-" if there is no number */
+{
+    str32 s;
+    if (isnan(x)) snprintf(s.s, sizeof s.s, "-");
+    else if (x < 0.1) snprintf(s.s, sizeof s.s, "%.2g", x);
+    else snprintf(s.s, sizeof s.s, "%.*f", x >= 99.95 ? 0 : x >= 9.995 ? 1 : 2, x);
+    return s;
+}
+
+static void bench_print(const bench *b)
+{
+    char cpu[128];
+    bench_cpu(cpu, sizeof cpu);
+    printf("%s, %s kernels, %s, cache %s, memory read %s in %s pages\n", cpu,
+           tr_cpu_name(tr_ctx_cpu(b->fast[0])), b->blas.why ? "no OpenBLAS" : b->blas.name,
+           size_of(bench_cache_bytes()).s, size_of((double)b->pool.bytes).s,
+           b->pool.huge ? "huge" : "plain");
+    printf("%-46s %7s %7s %7s %-7s %-14s %5s %s\n", "", "threads", "ours", "peer", "", "", "ratio",
+           "goal");
+    for (int64_t i = 0; i < b->rows; i++) {
+        const bench_row *r = &b->row[i];
+        printf("%-46s %7d ", r->title, r->threads);
+        if (r->why) { printf("not measured: %s\n", r->why); continue; }
+        printf("%7s %7s %-7s %-14s %5s", three_digits(r->ours).s, three_digits(r->peer).s, r->unit,
+               r->peer_name, three_digits(r->ours / r->peer).s);
+        if (r->goal > 0)
+            printf(" %g%s%s%s", r->goal, r->goal_is_ours ? " " : "", r->goal_is_ours ? r->unit : "",
+                   bench_met(r) ? "" : ", missed");
+        printf("\n");
+    }
+}
+
+static int cmd_bench(app *a)
+{
+    bench b;
+    bench_begin(&b, a);
+    bench_run(&b);
+    if (a->json) bench_json(&b);
+    else bench_print(&b);
+    bench_end(&b);
+    return EXIT_FINE;
+}
+
+static const option bench_options[] = {
+    { "--model", "DIR",  OPT_ONE,  "a checkpoint without experts, to decode with" },
+    { "--blas",  "FILE", OPT_ONE,  "OpenBLAS's shared library (default: " BENCH_BLAS ")" },
+    { "--only",  "GLOB", OPT_MANY, "measures by name, as --json gives it: 'row-*'" },
+    { "--quick", NULL,   OPT_FLAG, "every measure once, in sizes too small to mean anything" },
+    OPT_END
+};
+
+static const char bench_note[] =
+    "Ours and a peer, or what memory can be read with, in turn; the best of up to nine samples\n"
+    "each, once with one thread and once with all. Products read f32 unless something else is\n"
+    "said. The weights of one row and the memory that is read are four times the largest cache;\n"
+    "bytes count as stored. A goal that is missed is no failure.\n\n"
+    "Exit codes: 0 measured; 2 a file cannot be used, or ours and the peer disagree.\n";
+
+/* ============================================================================
  * families, selftest {small}
  * ========================================================================= */
 
@@ -2892,6 +3546,8 @@ static const command commands[] = {
     { "tiny", "DIR --family NAME [options]",
       "Write a small random checkpoint in the released layout.",
       tiny_note, 1, 0, tiny_options, cmd_tiny },
+    { "bench", "[options]", "Speed, as ratios to OpenBLAS and to what memory can be read with.",
+      bench_note, 0, 1, bench_options, cmd_bench },
     { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",
       "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, no_options, cmd_selftest },
 };

@@ -31,7 +31,7 @@ ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j2
 endif
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check check-long check-mutants check-real fuzz examples docs clean
+.PHONY: help setup demo check check-long check-mutants check-real bench fuzz examples docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,9 @@ check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 
 check-real: build/trillion ## real weights against transformers (downloads packages)
 	@bash tests/real/check_real.sh
+
+bench: build/trillion ## speed against OpenBLAS and memory, into README.md (MODEL=DIR: decode it)
+	@MODEL='$(MODEL)' BLAS='$(BLAS)' FLAGS='$(CFLAGS)' sh tools/bench.sh
 
 fuzz: $(FIRST) ## feed the readers broken files, SECONDS=60 each, with sanitizers
 	@CC='$(CC)' sh tests/fuzz.sh $(SECONDS)

@@ -110,7 +110,7 @@ written=$(sed -n '/^#endif \/\* TRILLION_H \*\//,$p' trillion.h | banners)
 same 'the contents list is the implementation' "$listed" "$written"
 same 'and the declarations, without the system' "${listed%36 *}" "$declared"
 
-sources=$(ls trillion.h tools/*.c examples/*.c 2> /dev/null)
+sources=$(ls trillion.h tools/*.[ch] examples/*.c 2> /dev/null)
 # The first line of an example is the command that builds it, in one piece.
 said=$(awk 'length > 100 && !(FNR == 1 && /^\/\* cc /) { print FILENAME ":" FNR ": " $0 }' $sources)
 [ -z "$said" ] && ok 'no line over 100 columns' || bad 'no line over 100 columns' "$said"

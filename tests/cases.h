@@ -11,7 +11,7 @@ static const char *cases_root = "tests/golden";
 static tr_st cases_st;                  /* the open file */
 static const char *cases_file;          /* "rmsnorm" */
 static char cases_name[128];            /* the case in progress */
-static void *cases_mem[4096];           /* what was allocated for it */
+static void *cases_mem[1 << 16];           /* what was allocated for it */
 static int cases_mems, cases_skipped;
 
 static inline void cases_args(int argc, char **argv) { if (argc > 1) cases_root = argv[1]; }
@@ -26,7 +26,7 @@ static inline void cases_die(const char *key, const char *what)
 static inline void *mem(int64_t n, size_t size)
 {
     void *p = calloc((size_t)(n > 0 ? n : 1), size);
-    if (!p || cases_mems == 4096) cases_die("memory", "is used up");
+    if (!p || cases_mems == 1 << 16) cases_die("memory", "is used up");
     return cases_mem[cases_mems++] = p;
 }
 
@@ -144,18 +144,6 @@ static inline tr_weight weight_of(tr_view v)
     CHECK_OK(ctx, tr_weight_of(ctx, &w, tr_qformat_get(TR_FMT_F64), "w", v.data, NULL, v.shape[0],
                                v.shape[1], 0, 0));
     return w;
-}
-
-static inline tr_view matmul(tr_view x, tr_view w)
-{
-    tr_weight weight = weight_of(w);
-    tr_matmul_args a;
-    memset(&a, 0, sizeof a);
-    a.y = new2(x.shape[0], w.shape[0]);
-    a.x = x;
-    a.w = &weight;
-    CHECK_OK(ctx, tr_matmul_f64(ctx, &a));
-    return a.y;
 }
 
 /* In a case function: a kind that the definitions do not offer. */

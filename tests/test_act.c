@@ -1,6 +1,6 @@
 /* {act}: activations and softmax against numbers of others, and their tails. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 /* Each element to a relative bound of its own: what is small must be right, too. */
 static void each_near(const double *a, const double *b, int64_t n, double bound, const char *what)
@@ -23,12 +23,19 @@ static tr_glu_args glu_args(const char *act, tr_view g, tr_view u)
 
 static tr_view row(tr_view v) { return tr_view2(v.data, TR_F64, 1, v.shape[0]); }
 
-static void elementwise(double (*fn)(double))
+/* The contract's: rounded once (half an ulp and a 2000th), or, for SiLU, twice: the sigmoid, which
+ * may be subnormal, so |x| times half its last place, and the product. */
+static void elementwise(double (*fn)(double), float (*fn32)(float), double ulps)
 {
-    tr_view x = case_f64("in.x"), y = new_like(x);
+    tr_view x = case_f64("in.x"), y = new_like(x), want = case_f64("out.y");
     for (int64_t i = 0; i < x.shape[0]; i++) f64(y)[i] = fn(f64(x)[i]);
     case_near(y, "out.y", 1e-10);
-    each_near(f64(y), f64(case_f64("out.y")), x.shape[0], 1e-14, cases_name);
+    each_near(f64(y), f64(want), x.shape[0], 1e-14, cases_name);
+    for (int64_t i = 0; fn32 && i < x.shape[0]; i++) {
+        double z = fn32((float)f64(x)[i]), w = f64(want)[i];
+        double last = fn32 == ref_silu ? 1 + fabs(f64(x)[i]) : 1;
+        CHECK(fabs(z - w) <= ulps * fmax(fabs(w) * 0x1p-23, last * 0x1p-149));
+    }
 }
 
 static double sqrtsoftplus(double x) { return sqrt(tr_softplus_f64(x)); }
@@ -57,7 +64,7 @@ static void mlp(const char *act, double p0, double p1)
     a.p[0] = p0;
     a.p[1] = p1;
     a.y = a.g;                                          /* y may be g */
-    CHECK_OK(ctx, tr_glu_f64(ctx, &a));
+    BOTH(glu, &a);
     case_near(matmul(a.y, case_f64("w.down")), "out.y", 1e-10);
 }
 
@@ -73,7 +80,7 @@ static void situ_bf16(void)
     }
     a.p[0] = case_num("beta");
     a.p[1] = case_num("linear_beta");
-    CHECK_OK(ctx, tr_glu_f64(ctx, &a));
+    BOTH(glu, &a);
     for (int64_t i = 0; i < g.shape[0]; i++) {
         uint16_t want, got = tr_f32_to_bf16((float)f64(a.y)[i]);
         memcpy(&want, (const char *)y.data + 2 * i, 2);
@@ -84,10 +91,10 @@ static void situ_bf16(void)
 static void act_case(void)
 {
     if (!strcmp(cases_name, "specials")) specials();
-    else if (!strcmp(cases_name, "silu")) elementwise(tr_silu_f64);
-    else if (!strcmp(cases_name, "sigmoid")) elementwise(tr_sigmoid_f64);
-    else if (!strcmp(cases_name, "softplus")) elementwise(tr_softplus_f64);
-    else if (!strcmp(cases_name, "sqrtsoftplus")) elementwise(sqrtsoftplus);
+    else if (!strcmp(cases_name, "silu")) elementwise(tr_silu_f64, ref_silu, 1.01);
+    else if (!strcmp(cases_name, "sigmoid")) elementwise(tr_sigmoid_f64, tr_sigmoidf, 0.501);
+    else if (!strcmp(cases_name, "softplus")) elementwise(tr_softplus_f64, tr_softplusf, 0.501);
+    else if (!strcmp(cases_name, "sqrtsoftplus")) elementwise(sqrtsoftplus, NULL, 0);
     else if (!strcmp(cases_name, "mlp_swiglu")) mlp("silu", 0, 0);
     else if (!strcmp(cases_name, "mlp_situ")) mlp("situ", 4, 25);
     else if (!strcmp(cases_name, "situ_bf16")) situ_bf16();
@@ -97,7 +104,7 @@ static void act_case(void)
                                  row(case_f64("in.u")));
         a.p[0] = situ ? case_num("beta") : 0;
         a.p[1] = situ ? case_num("linear_beta") : 0;
-        CHECK_OK(ctx, tr_glu_f64(ctx, &a));
+        BOTH(glu, &a);
         case_near(a.y, "out.y", 1e-10);
         each_near(f64(a.y), f64(case_f64("out.y")), a.y.shape[1], 1e-13, cases_name);
     }
@@ -107,6 +114,20 @@ static void act_case(void)
     else if (case_named("swiglu_oai_")) CASE_SKIP("gpt-oss's SwiGLU is not offered");
     else if (!strcmp(cases_name, "softcap")) CASE_SKIP("softcap belongs to {attn}");
     else CASE_UNKNOWN("kind");
+}
+
+/* x - m, e^, D/16 + 4 sums, quotient: relative u (|x - m| + D/16 + 7), and |x - m| e^(x - m) is at
+ * most 0.4 of the largest. */
+static void softmax32(tr_view x)
+{
+    int64_t T = x.shape[0], D = x.shape[1];
+    tr_view x32 = exact_view(x, TR_F32, 0), y32 = exact_view(x, TR_F32, 1);
+    double bound = EXACT_U * ((double)D / 16 + 8);
+    tr_softmax((float *)y32.data, (float *)x32.data, T, D);
+    test_near(f64(copy(y32)), f64(case_f64("out.y")), T * D, bound > 1e-6 ? bound : 1e-6,
+              cases_name, __FILE__, __LINE__);
+    for (int64_t t = 0; t < T; t++) ref_softmax(ref_row(x32, t), ref_row(x32, t), D);
+    bits_equal(y32, x32, "softmax32");
 }
 
 static void softmax_case(void)
@@ -122,12 +143,13 @@ static void softmax_case(void)
         if (top > 0) CHECK_NEAR(&sum, &one, 1, 1e-14);
         else CHECK(sum == 0);
     }
+    if (tr_view_is_none(sink)) softmax32(x);
     tr_softmax_f64(f64(x), f64(x), tr_view_is_none(sink) ? NULL : f64(sink), T, D);
     bits_equal(x, y, "softmax in place");
 }
 
-static void activation_cases(void) { cases_run("activations", act_case); }
-static void softmax_cases(void)    { cases_run("softmax", softmax_case); }
+static void activation_cases(void) { exact_cases("activations", act_case); }
+static void softmax_cases(void)    { exact_cases("softmax", softmax_case); }
 
 /* Rows that -inf, sinks and a start from 0 would get wrong. */
 static void softmax_edges(void)
@@ -186,7 +208,7 @@ static double thrice(double g, double u, const double *p) { return 3 * g * u + p
 static void registered(void)
 {
     tr_ctx *c = ctx_threads(1);
-    tr_act act = { "twice", twice };
+    tr_act act = { "twice", twice, NULL };
     tr_view g = new2(1, 1), u = new2(1, 1);
     tr_glu_args a;
     CHECK(tr_act_find(c, "twice") == NULL && tr_act_find(c, "sil") == NULL);

@@ -1,7 +1,7 @@
 /* {attn}: grouped attention with window, chunk, softcap and sinks against numbers of others; whole
  * gated blocks; pieces of a prompt. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_attn_args args(tr_view q, tr_view k, tr_view v, double scale)
 {
@@ -58,12 +58,12 @@ static void attn_case(void)
             b.q = tr_view_slice(a.q, 0, t, n);
             b.k = tr_view_slice(a.k, 0, t, n);
             b.v = tr_view_slice(a.v, 0, t, n);
-            CHECK_OK(ctx, tr_attn_f64(ctx, &b));
+            BOTH(attn, &b);
         }
     } else {
         a.probs = new3(a.q.shape[1], a.q.shape[0], a.k.shape[0]);
         fill(a.probs, 1, 1);                        /* masked entries must be written, too */
-        CHECK_OK(ctx, tr_attn_f64(ctx, &a));
+        BOTH(attn, &a);
         check_probs(&a);
     }
     case_near(a.y, "out.y", 1e-10);
@@ -100,28 +100,28 @@ static void block_case(void)
         n.eps = case_num("eps");
         n.scale = 1;
         n.groups = 1;
-        CHECK_OK(ctx, tr_norm_f64(ctx, &n));
+        BOTH(norm, &n);
         rope.x = tr_view_slice(n.y, 2, 0, r);
         rope.pos = pos;
         rope.inv_freq = inv_freq;
         rope.layout = TR_ROPE_HALF;
-        CHECK_OK(ctx, tr_rope_f64(ctx, &rope));
+        BOTH(rope, &rope);
     }
     tr_attn_args a = args(q, k, v, 1 / sqrt((double)d));
-    CHECK_OK(ctx, tr_attn_f64(ctx, &a));
+    BOTH(attn, &a);
     if (gated) {
         tr_gate_args g;
         g.y = g.x = a.y;
         g.g = gate;
-        CHECK_OK(ctx, tr_gate_f64(ctx, &g));
+        BOTH(gate, &g);
     }
     case_near(a.y, "out.attn", 1e-10);              /* stored after the gate */
     case_near(matmul(tr_view_join(tr_view3(a.y.data, TR_F64, 1, x.shape[0], H * d)),
                      case_f64("w.o_proj")), "out.y", 1e-10);
 }
 
-static void attention_cases(void) { cases_run("attention", attn_case); }
-static void gqa_block_cases(void) { cases_run("gqa_block", block_case); }
+static void attention_cases(void) { exact_cases("attention", attn_case); }
+static void gqa_block_cases(void) { exact_cases("gqa_block", block_case); }
 
 /* What a query sees does not depend on how the prompt was cut: same bits, whatever is on. */
 static void pieces(void)

@@ -1,7 +1,7 @@
 /* {delta}: short convolution, decay, delta rule and whole KDA blocks against numbers of others; a
  * prompt in pieces gives the bits of the whole. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 /* A stored state is [H, K, V]; ours is [H, V, K]. */
 static tr_view swap(tr_view s)
@@ -31,7 +31,7 @@ static tr_view l2(tr_view x, double eps, double scale)
     a.eps = eps;
     a.scale = scale;
     a.groups = 1;
-    CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+    BOTH(norm, &a);
     return a.y;
 }
 
@@ -86,7 +86,7 @@ static void conv_case(void)
     if (case_num("plus_input") == 1) CASE_SKIP("a convolution plus its input is not offered");
     tr_conv_args a = conv(case_f64("in.x"), taps("w.weight"), turn(case_f64("in.hist")),
                           (int)case_num("silu"));
-    CHECK_OK(ctx, tr_shortconv_f64(ctx, &a));
+    BOTH(shortconv, &a);
     case_near(a.y, "out.y", 1e-10);
     case_near(turn(a.hist), "out.hist", 1e-10);
 }
@@ -103,7 +103,7 @@ static void raw_recurrence(void)
     tr_view beta = case_f64("in.beta");
     tr_delta_args a = delta(one_head("in.q"), one_head("in.k"), one_head("in.v"), one_head("in.g"),
                             tr_view2(beta.data, TR_F64, beta.shape[0], 1), tr_view_none());
-    CHECK_OK(ctx, tr_delta_f64(ctx, &a));
+    BOTH(delta, &a);
     case_near(a.o, "out.o", 1e-10);
     case_near(swap(a.S), "out.state", 1e-10);
 }
@@ -117,7 +117,7 @@ static tr_view stream(tr_view x, char which, int64_t H)
     snprintf(key, sizeof key, "w.%c_conv1d", which);
     tr_view w = taps(key);
     tr_conv_args a = conv(p, w, new2(p.shape[1], w.shape[1] - 1), 1);
-    CHECK_OK(ctx, tr_shortconv_f64(ctx, &a));
+    BOTH(shortconv, &a);
     snprintf(key, sizeof key, "out.hist_%c", which);
     case_near(turn(a.hist), key, 1e-10);
     return tr_view_split(a.y, 1, p.shape[1] / H);
@@ -135,10 +135,10 @@ static void block(void)
                             tr_view2(dt.data, TR_F64, H, d));
     tr_norm_args n;
     g.bound = case_num("gate_lower_bound");
-    CHECK_OK(ctx, tr_decay_f64(ctx, &g));
+    BOTH(decay, &g);
     tr_delta_args a = delta(l2(q, 1e-6, 1 / sqrt((double)d)), l2(k, 1e-6, 1), v, g.g, g.beta,
                             tr_view_none());
-    CHECK_OK(ctx, tr_delta_f64(ctx, &a));
+    BOTH(delta, &a);
     case_near(a.o, "out.o", 1e-10);
     case_near(swap(a.S), "out.state", 1e-10);
     memset(&n, 0, sizeof n);
@@ -148,7 +148,7 @@ static void block(void)
     n.eps = case_num("eps");
     n.scale = 1;
     n.groups = 1;
-    CHECK_OK(ctx, tr_norm_f64(ctx, &n));
+    BOTH(norm, &n);
     case_near(matmul(tr_view2(n.y.data, TR_F64, x.shape[0], H * d), case_f64("w.o_proj")), "out.y",
               1e-10);
 }
@@ -163,13 +163,13 @@ static void kda_case(void)
     tr_decay_args g = decay(bounded ? TR_DECAY_BOUNDED : TR_DECAY_SOFTPLUS, case_f64("in.z"),
                             case_f64("in.b"), case_f64("w.A_log"), case_f64("w.dt_bias"));
     g.bound = case_num("gate_lower_bound");
-    CHECK_OK(ctx, tr_decay_f64(ctx, &g));
+    BOTH(decay, &g);
     case_near(g.g, "out.g", 1e-10);
     case_near(g.beta, "out.beta", 1e-10);
     tr_delta_args a = delta(l2(case_f64("in.q"), eps, case_num("scale")),
                             l2(case_f64("in.k"), eps, 1), case_f64("in.v"), g.g, g.beta,
                             swap(case_f64("in.state")));
-    CHECK_OK(ctx, tr_delta_f64(ctx, &a));
+    BOTH(delta, &a);
     case_near(a.o, "out.o", 1e-10);
     case_near(swap(a.S), "out.state", 1e-10);
 }
@@ -185,7 +185,7 @@ static void golden_2x2(void)
     tr_delta_args a = delta(l2(tr_view3(q, TR_F64, 2, 1, 2), 1e-6, sqrt(0.5)),
                             l2(tr_view3(k, TR_F64, 2, 1, 2), 1e-6, 1), tr_view3(v, TR_F64, 2, 1, 2),
                             gk, tr_view2(beta, TR_F64, 2, 1), tr_view_none());
-    CHECK_OK(ctx, tr_delta_f64(ctx, &a));
+    BOTH(delta, &a);
     case_near(a.o, "out.o", 1e-10);
     case_near(swap(a.S), "out.state", 1e-10);
 }
@@ -213,7 +213,7 @@ static void gated_case(void)
     double eps = case_num("l2_eps");
     tr_decay_args d = decay(TR_DECAY_SOFTPLUS, tr_view3(z.data, TR_F64, T, H, 1), b,
                             case_f64("w.A_log"), tr_view2(dt.data, TR_F64, H, 1));
-    CHECK_OK(ctx, tr_decay_f64(ctx, &d));
+    BOTH(decay, &d);
     case_near(d.g, "out.g", 1e-10);
     case_near(d.beta, "out.beta", 1e-10);
     tr_view q = repeat(l2(case_f64("in.q"), eps, case_num("scale")), H);
@@ -222,14 +222,14 @@ static void gated_case(void)
     g.shape[2] = q.shape[2];
     g.stride[2] = 0;
     tr_delta_args a = delta(q, k, v, g, d.beta, swap(case_f64("in.state")));
-    CHECK_OK(ctx, tr_delta_f64(ctx, &a));
+    BOTH(delta, &a);
     case_near(a.o, "out.o", 1e-10);
     case_near(swap(a.S), "out.state", 1e-10);
 }
 
-static void short_conv_cases(void)  { cases_run("short_conv", conv_case); }
-static void kda_cases(void)         { cases_run("kda", kda_case); }
-static void gated_delta_cases(void) { cases_run("gated_delta", gated_case); }
+static void short_conv_cases(void)  { exact_cases("short_conv", conv_case); }
+static void kda_cases(void)         { exact_cases("kda", kda_case); }
+static void gated_delta_cases(void) { exact_cases("gated_delta", gated_case); }
 
 /* 129 tokens at once, and in three pieces: the same bits, by any number of threads. */
 static void pieces(void)

@@ -1,6 +1,6 @@
 /* {mla}: whole blocks of latent attention against numbers of others; pieces of a prompt. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_view norm(tr_view x, tr_view w, double eps)
 {
@@ -12,7 +12,7 @@ static tr_view norm(tr_view x, tr_view w, double eps)
     a.eps = eps;
     a.scale = 1;
     a.groups = 1;
-    CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+    BOTH(norm, &a);
     return a.y;
 }
 
@@ -46,9 +46,9 @@ static void rotate(tr_view q_r, tr_view k_r, int64_t start)
     r.inv_freq = inv_freq;
     r.layout = case_is("layout", "half") ? TR_ROPE_HALF : TR_ROPE_INTERLEAVED;
     r.x = q_r;
-    CHECK_OK(ctx, tr_rope_f64(ctx, &r));
+    BOTH(rope, &r);
     r.x = k_r;
-    CHECK_OK(ctx, tr_rope_f64(ctx, &r));
+    BOTH(rope, &r);
 }
 
 static void mla_case(void)
@@ -80,7 +80,7 @@ static void mla_case(void)
     a.probs = new3(H, T, T);
     a.rope = Dr;
     a.scale = case_num("scale");
-    CHECK_OK(ctx, tr_mla_f64(ctx, &a));
+    BOTH(mla, &a);
     case_near(a.y, "out.attn", 1e-10);
     for (int64_t i = 0; i < H * T; i++) {
         double sum = 0, one = 1;
@@ -92,12 +92,12 @@ static void mla_case(void)
         tr_gate_args g;
         g.y = g.x = a.y;
         g.g = tr_view_split(matmul(x, case_f64("w.g")), 1, Dv);
-        CHECK_OK(ctx, tr_gate_f64(ctx, &g));
+        BOTH(gate, &g);
     }
     case_near(matmul(tr_view2(a.y.data, TR_F64, T, H * Dv), case_f64("w.o")), "out.y", 1e-10);
 }
 
-static void mla_cases(void) { cases_run("mla", mla_case); }
+static void mla_cases(void) { exact_cases("mla", mla_case); }
 
 static tr_mla_args small(tr_weight *w, int64_t T)
 {
@@ -183,7 +183,7 @@ static void bad_arguments(void)
     a = good; a.rope = 3;
     CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: [33, 7] (6 + 6), 8]", tr_mla_f64(ctx, &a));
     a = good; a.kv = new2(5, 32);
-    CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: [33, 7] kv of 32 columns", tr_mla_f64(ctx, &a));
+    CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: kv of 32 columns, 33", tr_mla_f64(ctx, &a));
     a = good; a.kv = new2(4, 33);
     CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: latent [5, 11] kv [4, 33] differ in S",
                 tr_mla_f64(ctx, &a));

@@ -1,6 +1,6 @@
 /* {moe}: routes and whole blocks of experts against numbers of others; the router's edges. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_route_args route(tr_view logits, tr_view bias, int64_t K)
 {
@@ -58,7 +58,7 @@ static void route_case(void)
     a.renorm = (int)case_num("renorm");
     a.renorm_eps = case_num("eps");
     a.scale = case_num("scale");
-    CHECK_OK(ctx, tr_route_f64(ctx, &a));
+    BOTH(route, &a);
     check_route(&a);
     if (case_has("out.logits")) case_near(logits, "out.logits", 1e-10);
 }
@@ -118,7 +118,8 @@ static tr_view combine(tr_ctx *c, tr_view x, tr_view weights)
     a.y = new2(x.shape[0], x.shape[2]);
     a.x = x;
     a.weights = weights;
-    CHECK_OK(c, tr_combine_f64(c, &a));
+    if (c == ctx) BOTH(combine, &a);
+    else CHECK_OK(c, tr_combine_f64(c, &a));
     return a.y;
 }
 
@@ -132,7 +133,7 @@ static tr_view dense(tr_view x, tr_view w1, tr_view w3, tr_view w2, const char *
     a.act = tr_act_find(ctx, act);
     a.p[0] = 4;
     a.p[1] = 25;
-    CHECK_OK(ctx, tr_glu_f64(ctx, &a));
+    BOTH(glu, &a);
     return matmul(a.y, w2);
 }
 
@@ -149,11 +150,11 @@ static void moe_case(void)
     tr_experts_args a;
     tr_add_args add;
     r.scale = case_num_or("scale", 1);
-    CHECK_OK(ctx, tr_route_f64(ctx, &r));
+    BOTH(route, &r);
     check_route(&r);
     if (latent) z = matmul(x, case_f64("w.routed_expert_down_proj"));
     a = dispatched(ctx, z, r.ids, &m, act);
-    CHECK_OK(ctx, tr_experts_f64(ctx, &a));
+    BOTH(experts, &a);
     y = combine(ctx, a.y, r.weights);
     if (latent) {
         tr_norm_args n;
@@ -164,18 +165,18 @@ static void moe_case(void)
         n.eps = case_num("eps");
         n.scale = 1;
         n.groups = 1;
-        CHECK_OK(ctx, tr_norm_f64(ctx, &n));
+        BOTH(norm, &n);
         y = matmul(y, case_f64("w.routed_expert_up_proj"));
     }
     add.y = add.a = y;
     add.b = dense(x, case_f64("w.shared_w1"), case_f64("w.shared_w3"), case_f64("w.shared_w2"),
                   act);
-    CHECK_OK(ctx, tr_add_f64(ctx, &add));
+    BOTH(add, &add);
     case_near(y, "out.y", 1e-10);
 }
 
-static void router_cases(void) { cases_run("router", route_case); }
-static void moe_cases(void)    { cases_run("moe", moe_case); }
+static void router_cases(void) { exact_cases("router", route_case); }
+static void moe_cases(void)    { exact_cases("moe", moe_case); }
 
 /* A11: all biases -inf but one: distinct experts, lowest index first; also inside kept groups. */
 static void bias_of_minus_infinity(void)

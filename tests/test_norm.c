@@ -1,6 +1,6 @@
 /* {norm}: RMS, L2 and LayerNorm against numbers of others; groups, weights, gate, scale. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_norm_args args(tr_norm_kind kind, tr_view x, tr_view w, double eps)
 {
@@ -24,7 +24,7 @@ static void rms_case(void)
     if (!strcmp(kind, "plain") || !strcmp(kind, "none")) {
         if (!tr_view_is_none(a.w)) {    /* the raw kernel gives the operator's bits */
             tr_view raw = new_like(a.x);
-            CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+            BOTH(norm, &a);
             tr_rmsnorm_f64(f64(raw), f64(a.x), f64(a.w), a.x.shape[0], a.x.shape[1], a.eps);
             bits_equal(raw, a.y, "raw rmsnorm");
         }
@@ -34,10 +34,10 @@ static void rms_case(void)
     else if (strstr(kind, "sum of squares")) a.kind = TR_NORM_L2;
     else if (strstr(kind, "silu(gate)")) CASE_SKIP("a gate by SiLU is not offered");
     else CASE_UNKNOWN("kind");
-    CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+    BOTH(norm, &a);
     case_near(a.y, "out.y", 1e-10);
     a.y = a.x;                          /* y may be x */
-    CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+    BOTH(norm, &a);
     case_near(a.y, "out.y", 1e-10);
 }
 
@@ -46,14 +46,14 @@ static void layer_case(void)
     tr_norm_args a = args(TR_NORM_LAYER, case_f64("in.x"), case_f64("w.weight"), case_num("eps"));
     tr_view raw = new_like(a.x);
     a.bias = case_f64("w.bias");
-    CHECK_OK(ctx, tr_norm_f64(ctx, &a));
+    BOTH(norm, &a);
     case_near(a.y, "out.y", 1e-10);
     tr_layernorm_f64(f64(raw), f64(a.x), f64(a.w), f64(a.bias), a.x.shape[0], a.x.shape[1], a.eps);
     bits_equal(raw, a.y, "raw layernorm");
 }
 
-static void rmsnorm_cases(void)   { cases_run("rmsnorm", rms_case); }
-static void layernorm_cases(void) { cases_run("layernorm", layer_case); }
+static void rmsnorm_cases(void)   { exact_cases("rmsnorm", rms_case); }
+static void layernorm_cases(void) { exact_cases("layernorm", layer_case); }
 
 /* eps decides when the row is small: 1e-3 / sqrt(1e-6 + eps). */
 static void eps_and_scale(void)

@@ -1,6 +1,6 @@
 /* {res}: the mix of block attention residuals and its state machine against numbers of others. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_mix_args mix(tr_view snaps, tr_view h, tr_view norm, tr_view proj, double eps)
 {
@@ -30,7 +30,7 @@ static void machine(void)
                             tr_view_at(proj, i), case_num("eps"));
         tr_add_args add;
         tr_copy_args push;
-        CHECK_OK(ctx, tr_mix_f64(ctx, &m));         /* without snapshots it is P itself */
+        BOTH(mix, &m);         /* without snapshots it is P itself */
         if (n == 0) bits_equal(m.y, P, "mix of one");
         if (i == 2 * L) { case_near(m.y, "out.final", 1e-10); break; }
         CHECK_OK(ctx, tr_view_copy(ctx, tr_view_at(x, i), m.y));
@@ -43,7 +43,7 @@ static void machine(void)
         }
         add.b = tr_view_at(i % 2 ? mlp : attn, i / 2);
         add.y = P = new2(N, D);
-        CHECK_OK(ctx, tr_add_f64(ctx, &add));
+        BOTH(add, &add);
     }
     case_near(x, "out.x", 1e-10);
     case_near(P, "out.P", 1e-10);
@@ -59,7 +59,7 @@ static void res_case(void)
                         tr_view_at(proj, 0), case_num("eps"));
     int64_t N = a.h.shape[0], n = a.snaps.shape[0];
     a.probs = new2(N, n + 1);
-    CHECK_OK(ctx, tr_mix_f64(ctx, &a));
+    BOTH(mix, &a);
     case_near(a.y, "out.y", 1e-10);
     p = new2(n + 1, N);                             /* stored source by source */
     for (int64_t i = 0; i <= n; i++)
@@ -67,7 +67,7 @@ static void res_case(void)
     case_near(p, "out.p", 1e-10);
 }
 
-static void attn_res_cases(void) { cases_run("attn_res", res_case); }
+static void attn_res_cases(void) { exact_cases("attn_res", res_case); }
 
 /* A source far larger than the others is normed in its score, and not in what it gives. */
 static void sizes(void)

@@ -1,6 +1,6 @@
 /* {rope}: frequencies and rotations against numbers of others. */
 #define TRILLION_IMPLEMENTATION
-#include "cases.h"
+#include "exact.h"
 
 static tr_rope_cfg cfg_of(tr_rope_kind kind, double theta, int64_t dim)
 {
@@ -27,7 +27,7 @@ static void rotate(tr_view x, tr_view pos, tr_view inv_freq, double mult, tr_rop
     a.inv_freq = inv_freq;
     a.mult = mult;
     a.layout = l;
-    CHECK_OK(ctx, tr_rope_f64(ctx, &a));
+    BOTH(rope, &a);
 }
 
 /* What the case's attributes say. yarn's factor of cos and sin: DeepSeek-type configs give both
@@ -146,7 +146,7 @@ static void rope_case(void)
     else CASE_UNKNOWN("kind");
 }
 
-static void rope_cases(void) { cases_run("rope", rope_case); }
+static void rope_cases(void) { exact_cases("rope", rope_case); }
 
 /* families.md 2.3, computed by others: single frequencies of released models. */
 static void released_numbers(void)

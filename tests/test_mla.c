@@ -183,7 +183,7 @@ static void bad_arguments(void)
     a = good; a.rope = 3;
     CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: [33, 7] (6 + 6), 8]", tr_mla_f64(ctx, &a));
     a = good; a.kv = new2(5, 32);
-    CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: kv of 32 columns, 33", tr_mla_f64(ctx, &a));
+    CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: [33, 7] kv of 32 columns", tr_mla_f64(ctx, &a));
     a = good; a.kv = new2(4, 33);
     CHECK_FAILS(ctx, TR_ERR_SHAPE, "mla: latent [5, 11] kv [4, 33] differ in S",
                 tr_mla_f64(ctx, &a));

@@ -1571,6 +1571,8 @@ static tr_cpu    tri_os_cpu(void);                      /* the best clones that 
 typedef struct tri_fpenv { uint64_t was; } tri_fpenv;
 static tri_fpenv tri_os_fp_begin(void);                 /* nearest even, subnormals kept */
 static void      tri_os_fp_end(tri_fpenv e);            /* as it was */
+typedef struct tri_tiles tri_tiles;
+static const tri_tiles *tri_os_tiles(tr_cpu cpu);       /* the inner loops of {mat} */
 
 /* ============================================================================
  * 1. Errors {err}
@@ -3342,6 +3344,21 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
                                                            name##_base, name##_base };
 #endif
 
+/* TRI_UNROLL before a loop of few and constantly many steps, so that an array it walks becomes
+ * registers. TRI_AHEAD asks for a cache line that will be read soon; it may lie anywhere. */
+#if defined(__clang__)
+#define TRI_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define TRI_UNROLL _Pragma("GCC unroll 16")
+#else
+#define TRI_UNROLL
+#endif
+#if defined(__GNUC__)
+#define TRI_AHEAD(p) __builtin_prefetch(p, 0, 2)
+#else
+#define TRI_AHEAD(p) ((void)(p))
+#endif
+
 int tr_par_threads(const tr_ctx *ctx)
 {
 #if defined(_OPENMP) && !TR_NO_OPENMP
@@ -3615,7 +3632,38 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 
 /* ---- the contract's product
  *
- * A group of products that share their input and output: for each e of E weights of one shape, and
+ *     y[n, o] = fold_l ( x[n, l] W[o, l] (+) x[n, l + 16] W[o, l + 16] (+) .. )  + b[o]
+ *
+ * The sixteen lanes of an output lie along a register of 16 numbers, or two of 8, and both factors
+ * are read along their rows. So nothing is packed or transposed: a tile of 4 tokens and 6 rows of W
+ * holds its 24 outputs in 24 registers and takes 10 loads for 24 multiply-adds. Around it,
+ *
+ *     for blocks of tokens, as many as the second cache holds rows of x
+ *         for panels of 6 rows of W
+ *             for pieces of 1024 columns: decode the panel's piece, once for the block, into
+ *                 the first cache (what is stored as binary32 is read where it lies)
+ *                 for tiles: take the lanes of 4 tokens x 6 rows on over the piece
+ *             fold, add the bias, write y
+ *
+ * The lanes of a block wait in memory from piece to piece; that only stops and resumes them. With
+ * one token the same loops read W once at the speed of memory. */
+#define TRI_TILE_N 4            /* tokens of a tile */
+#define TRI_TILE_O 6            /* rows of W of a tile and panel */
+#define TRI_PANEL  1024         /* columns of a piece; a multiple of all blocks of scales */
+#define TRI_TOKENS 64           /* most tokens of a block: its lanes are 24 KB */
+
+/* What differs from cpu to cpu. */
+struct tri_tiles {
+    /* lane[n][j][l] (+)= x[n][k] w[j][k], k = 0 .. K - 1, l = k mod 16, for n < N <= TRI_TILE_N and
+     * j < O <= TRI_TILE_O. K is a multiple of 16; w[j] is w + j stride. */
+    void (*tile)(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x, int64_t N,
+                 const float *w, int64_t stride, int64_t O, int64_t K);
+    /* As row_f32 of the weight's format, for weights that are finite. 0: nothing done. */
+    int (*decode)(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y);
+    int64_t x_bytes;            /* how much of x a block of tokens may have */
+};
+
+/* A group of products that share their input and output: for each e of E weights of one shape, and
  * each of its slots s = slot[offset[e]] .. slot[offset[e + 1] - 1],
  *
  *     y_s = x_(s div per) W_e^T (+ b)                 x_i, y_s: rows of the views, of any rank >= 2
@@ -3627,29 +3675,116 @@ typedef struct tri_product_job {
     const tr_weight *w;                 /* [E] */
     const int32_t *slot, *offset;       /* slot NULL: s is 0 .. n - 1; offset NULL: 0 and n */
     int64_t E, n, per;
+    const tri_tiles *tiles;
 } tri_product_job;
+
+/* Tokens of one weight: their rows of x and y. */
+typedef struct tri_tokens {
+    const float *x[TRI_TOKENS];
+    float *y[TRI_TOKENS];
+    int64_t n;
+} tri_tokens;
+
+/* Columns [c, c + n) of rows [o, o + O): *stride apart, in place or in buf. */
+static const float *tri_panel_read(const tri_tiles *t, const tr_weight *w, int64_t o, int64_t O,
+                                   int64_t c, int64_t n, float *buf, int64_t *stride)
+{
+    if (w->format->q == TR_F32) {
+        const unsigned char *p = tri_weight_at(w, o) + 4 * c;
+        *stride = w->q_stride / 4;
+        if ((uintptr_t)p % 4 == 0 && w->q_stride % 4 == 0) return (const float *)(const void *)p;
+    }
+    *stride = TRI_PANEL;
+    for (int64_t j = 0; j < O; j++) {
+        float *row = buf + j * TRI_PANEL;
+        if (!w->finite || !t->decode(w, o + j, c, n, row)) w->format->row_f32(w, o + j, c, n, row);
+    }
+    return buf;
+}
+
+/* Asks for part t of T of what the panel of O rows at o has in columns [c, c + TRI_PANEL), or the
+ * panel after it if there are none. */
+TRI_INLINE void tri_panel_ahead(const tr_weight *w, int64_t o, int64_t O, int64_t c, int64_t t,
+                                int64_t T)
+{
+    int64_t bytes, begin, end;
+    if (c >= w->cols) { c = 0; o += O; }
+    if (w->cols == 0 || o >= w->rows) return;
+    bytes = tri_least(w->cols - c, TRI_PANEL) * w->q_stride / w->cols;
+    c = c * w->q_stride / w->cols;
+    begin = bytes * t / T;
+    end = bytes * (t + 1) / T;
+    for (int64_t j = 0; j < O && o + j < w->rows; j++)
+        for (int64_t i = begin; i < end; i += 64) TRI_AHEAD(tri_weight_at(w, o + j) + c + i);
+}
+
+/* The outputs of one panel, rows [o, o + O) of W, for a block of tokens. */
+TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tr_weight *w, int64_t o,
+                                  int64_t O, const tri_tokens *k)
+{
+    float lane[TRI_TOKENS][TRI_TILE_O][TR_LANES], buf[TRI_TILE_O * TRI_PANEL];
+    int64_t tiles = (k->n + TRI_TILE_N - 1) / TRI_TILE_N, stride;
+    memset(lane, 0, (size_t)k->n * sizeof lane[0]);
+    for (int64_t c = 0; c < w->cols; c += TRI_PANEL) {
+        int64_t len = tri_least(w->cols - c, TRI_PANEL), whole = len - len % TR_LANES;
+        const float *p = tri_panel_read(a->tiles, w, o, O, c, len, buf, &stride), *x[TRI_TILE_N];
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t n = t * TRI_TILE_N, N = tri_least(k->n - n, TRI_TILE_N);
+            for (int64_t i = 0; i < N; i++) x[i] = k->x[n + i] + c;
+            tri_panel_ahead(w, o, O, c + TRI_PANEL, t, tiles);
+            a->tiles->tile(lane + n, x, N, p, stride, O, whole);
+        }
+        for (int64_t n = 0; len > whole && n < k->n; n++)
+            for (int64_t j = 0; j < O; j++)
+                tri_lanes_dot(hw, lane[n][j], k->x[n] + c + whole, p + j * stride + whole,
+                              len - whole);
+    }
+    for (int64_t n = 0; n < k->n; n++)
+        for (int64_t j = 0; j < O; j++) k->y[n][o + j] = tri_lanes_fold(lane[n][j]);
+    if (tr_view_is_none(a->bias)) return;
+    for (int64_t n = 0; n < k->n; n++)
+        for (int64_t j = 0; j < O; j++)
+            k->y[n][o + j] += tr_view_f32(a->bias)[(o + j) * a->bias.stride[0]];
+}
+
+/* Rows [begin, end) of weight e for its slots first .. last - 1. */
+TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, int64_t first,
+                                   int64_t last, int64_t begin, int64_t end)
+{
+    int64_t most = a->tiles->x_bytes / 4 / (a->w->cols + 1) / TRI_TILE_N * TRI_TILE_N;
+    tri_tokens k;
+    if (most > TRI_TOKENS) most = TRI_TOKENS;
+    if (most < 4 * TRI_TILE_N) most = 4 * TRI_TILE_N;
+    for (; first < last; first += k.n) {
+        k.n = tri_least(last - first, most);
+        for (int64_t i = 0; i < k.n; i++) {
+            int64_t s = a->slot ? a->slot[first + i] : first + i;
+            k.x[i] = tri_row_f32(a->x, s / a->per);
+            k.y[i] = tri_row_f32(a->y, s);
+        }
+        for (int64_t o = begin; o < end; o += TRI_TILE_O)
+            tri_product_panel(hw, a, &a->w[e], o, tri_least(end - o, TRI_TILE_O), &k);
+    }
+}
+
+/* What a row of W costs, in tokens: reading it is worth a few. A weight without slots costs
+ * nothing. Threads share the sum over all rows of all weights, so that many experts of one token
+ * are spread as evenly as one weight of many tokens. */
+static int64_t tri_product_cost(int64_t n) { return n > 0 ? n + 4 : 0; }
 
 TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
 {
     const tri_product_job *a = (const tri_product_job *)user;
-    int64_t I = a->w->cols;
-    int has_bias = !tr_view_is_none(a->bias);
-    float buf[TRI_PIECE];
-    for (int64_t g = begin; g < end; g++) {
-        int64_t e = g / a->w->rows, o = g % a->w->rows;
+    int64_t O = a->w->rows, at = 0;
+    for (int64_t e = 0; e < a->E && at < end; e++) {
         int64_t first = a->offset ? a->offset[e] : 0, last = a->offset ? a->offset[e + 1] : a->n;
-        for (int64_t i = first; i < last; i++) {
-            int64_t s = a->slot ? a->slot[i] : i;
-            const float *x = tri_row_f32(a->x, s / a->per);
-            float lane[TR_LANES] = { 0 }, *y = tri_row_f32(a->y, s) + o;
-            for (int64_t at = 0; at < I; at += TRI_PIECE) {
-                int64_t len = tri_least(I - at, TRI_PIECE);
-                const float *w = tr_weight_row_f32(&a->w[e], o, at, len, buf);
-                tri_lanes_dot(hw, lane, x + at, w, len);
-            }
-            *y = tri_lanes_fold(lane);
-            if (has_bias) *y += tr_view_f32(a->bias)[o * a->bias.stride[0]];
+        int64_t cost = tri_product_cost(last - first), next = at + cost * O;
+        if (next > begin && cost > 0) {     /* a row belongs to whoever has its first unit */
+            int64_t from = begin > at ? (begin - at + cost - 1) / cost : 0;
+            int64_t to = end < next ? (end - at + cost - 1) / cost : O;
+            tri_product_weight(hw, a, e, first, last, from, to);
         }
+        at = next;
     }
 }
 TRI_CLONES(tri_product_rows)
@@ -3657,8 +3792,12 @@ TRI_CLONES(tri_product_rows)
 static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
 {
     tri_product_job job = *a;
-    tri_par_clone(ctx, a->E * a->w->rows, tri_mat_grain(a->n / a->E, a->w->cols),
-                  tri_product_rows_clones, &job);
+    int64_t total = 0;
+    job.tiles = tri_os_tiles(ctx->cpu);
+    for (int64_t e = 0; e < a->E; e++)
+        total += tri_product_cost(a->offset ? (int64_t)a->offset[e + 1] - a->offset[e] : a->n) *
+                 a->w->rows;
+    tri_par_clone(ctx, total, 1 + 65536 / (a->w->cols + 1), tri_product_rows_clones, &job);
 }
 
 /* y_s = x_(s div per) W_e^T for the experts e < E and their slots, as above. The weights w[E] are
@@ -11343,6 +11482,9 @@ tr_status tr_selftest(tr_ctx *ctx)
 #include <sys/mman.h>
 #include <unistd.h>
 #endif
+#if defined(__GNUC__) && defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 static tr_cpu tri_os_cpu(void)
 {
@@ -11535,6 +11677,144 @@ static int tri_os_rename(const char *from, const char *to, const char *aside)
     return rename(from, to);
 #endif
 }
+
+/* ---- the inner loops of {mat}, by cpu */
+
+TRI_INLINE void tri_tile_plain(int hw, float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x,
+                               int64_t N, const float *w, int64_t stride, int64_t O, int64_t K)
+{
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t j = 0; j < O; j++) {
+            float a[TR_LANES];
+            memcpy(a, lane[n][j], sizeof a);
+            tri_lanes_dot(hw, a, x[n], w + j * stride, K);
+            memcpy(lane[n][j], a, sizeof a);
+        }
+}
+
+static void tri_tile_base(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x, int64_t N,
+                          const float *w, int64_t stride, int64_t O, int64_t K)
+{
+    tri_tile_plain(TRI_HW_FMA, lane, x, N, w, stride, O, K);
+}
+
+static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y)
+{
+    w->format->row_f32(w, r, c, n, y);
+    return 1;
+}
+
+static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, 1 << 18 };
+
+#if defined(__GNUC__) && defined(__x86_64__)
+
+/* Sixteen lanes are one register, 24 outputs 24 of the 32. */
+TRI_AVX512 TRI_INLINE void tri_tile512(int N, int O, float (*lane)[TRI_TILE_O][TR_LANES],
+                                       const float *const *x, const float *w, int64_t stride,
+                                       int64_t K)
+{
+    __m512 a[TRI_TILE_N][TRI_TILE_O], xs[TRI_TILE_N];
+    TRI_UNROLL
+    for (int n = 0; n < N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < O; j++) a[n][j] = _mm512_loadu_ps(lane[n][j]);
+    }
+    for (int64_t k = 0; k < K; k += TR_LANES) {
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) xs[n] = _mm512_loadu_ps(x[n] + k);
+        TRI_UNROLL
+        for (int j = 0; j < O; j++) {
+            __m512 ws = _mm512_loadu_ps(w + j * stride + k);
+            TRI_UNROLL
+            for (int n = 0; n < N; n++) a[n][j] = _mm512_fmadd_ps(xs[n], ws, a[n][j]);
+        }
+    }
+    TRI_UNROLL
+    for (int n = 0; n < N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < O; j++) _mm512_storeu_ps(lane[n][j], a[n][j]);
+    }
+}
+
+TRI_AVX512 static void tri_tile_avx512(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x,
+                                       int64_t N, const float *w, int64_t stride, int64_t O,
+                                       int64_t K)
+{
+    if (O == TRI_TILE_O) {
+        if (N == 4)      tri_tile512(4, TRI_TILE_O, lane, x, w, stride, K);
+        else if (N == 3) tri_tile512(3, TRI_TILE_O, lane, x, w, stride, K);
+        else if (N == 2) tri_tile512(2, TRI_TILE_O, lane, x, w, stride, K);
+        else             tri_tile512(1, TRI_TILE_O, lane, x, w, stride, K);
+        return;
+    }
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t j = 0; j < O; j++)
+            tri_tile512(1, 1, (float (*)[TRI_TILE_O][TR_LANES])(void *)lane[n][j], x + n,
+                        w + j * stride, 0, K);
+}
+
+/* With sixteen registers of 8 lanes, one half of the lanes at a time: 2 tokens x 6 rows are 12. */
+TRI_AVX2 TRI_INLINE void tri_tile256(int N, int O, float (*lane)[TRI_TILE_O][TR_LANES],
+                                     const float *const *x, const float *w, int64_t stride,
+                                     int64_t K)
+{
+    __m256 a[2][TRI_TILE_O], xs[2];
+    for (int h = 0; h < TR_LANES; h += 8) {
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            TRI_UNROLL
+            for (int j = 0; j < O; j++) a[n][j] = _mm256_loadu_ps(lane[n][j] + h);
+        }
+        for (int64_t k = h; k < K; k += TR_LANES) {
+            TRI_UNROLL
+            for (int n = 0; n < N; n++) xs[n] = _mm256_loadu_ps(x[n] + k);
+            TRI_UNROLL
+            for (int j = 0; j < O; j++) {
+                __m256 ws = _mm256_loadu_ps(w + j * stride + k);
+                TRI_UNROLL
+                for (int n = 0; n < N; n++) a[n][j] = _mm256_fmadd_ps(xs[n], ws, a[n][j]);
+            }
+        }
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            TRI_UNROLL
+            for (int j = 0; j < O; j++) _mm256_storeu_ps(lane[n][j] + h, a[n][j]);
+        }
+    }
+}
+
+TRI_AVX2 static void tri_tile_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x,
+                                   int64_t N, const float *w, int64_t stride, int64_t O, int64_t K)
+{
+    int64_t n = 0;
+    for (; O == TRI_TILE_O && n + 2 <= N; n += 2)
+        tri_tile256(2, TRI_TILE_O, lane + n, x + n, w, stride, K);
+    for (; O == TRI_TILE_O && n < N; n++)
+        tri_tile256(1, TRI_TILE_O, lane + n, x + n, w, stride, K);
+    for (; n < N; n++)
+        for (int64_t j = 0; j < O; j++)
+            tri_tile256(1, 1, (float (*)[TRI_TILE_O][TR_LANES])(void *)lane[n][j], x + n,
+                        w + j * stride, 0, K);
+}
+
+static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_base, 1 << 18 };
+static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_base, 1 << 20 };
+
+static const tri_tiles *tri_os_tiles(tr_cpu cpu)
+{
+    return cpu == TR_CPU_AVX512 ? &tri_tiles_avx512 :
+           cpu == TR_CPU_AVX2 ? &tri_tiles_avx2 : &tri_tiles_base;
+}
+
+#else
+
+static const tri_tiles *tri_os_tiles(tr_cpu cpu)
+{
+    (void)cpu;
+    return &tri_tiles_base;
+}
+
+#endif
 
 #endif /* TRILLION_IMPLEMENTATION */
 

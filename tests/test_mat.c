@@ -355,6 +355,271 @@ static void matmul_refuses(void)
     for (int i = 0; i < 200; i++) CHECK(y_mem[i] == -77);
 }
 
+/* ---- the contract's product ---- */
+
+/* Contexts of every cpu that this machine has, with several numbers of threads. */
+#define MAX_CTX 12
+static tr_ctx *ctxs[MAX_CTX];
+static int n_ctxs;
+
+static void open_contexts(void)
+{
+    static const int threads[] = { 1, 2, 3, 7 };
+    for (int c = TR_CPU_BASE; c < TR_CPU_COUNT; c++)
+        for (int t = 0; t < 4; t++) {
+            tr_ctx_opts o;
+            memset(&o, 0, sizeof o);
+            o.cpu = (tr_cpu)c;
+            o.threads = threads[t];
+            if (tr_ctx_new(&ctxs[n_ctxs], &o) == TR_OK) n_ctxs++;
+            else tr_ctx_free(ctxs[n_ctxs]);
+        }
+}
+
+static void close_contexts(void)
+{
+    while (n_ctxs > 0) tr_ctx_free(ctxs[--n_ctxs]);
+}
+
+#define BIG_Q  (1 << 20)
+#define BIG_X  (1 << 18)
+static unsigned char big_q[BIG_Q], big_s[1 << 17];
+static float big_w[BIG_Q / 4], big_x[BIG_X], big_y[BIG_X], big_y2[BIG_X], big_b[1024];
+
+/* Random numbers with what is easily lost: -0, subnormals, large and small, now and then. */
+static float wild(uint64_t stream, uint64_t i)
+{
+    uint64_t r = tr_rng_u64(31, stream, i);
+    switch (r % 41) {
+    case 0:  return -0.0f;
+    case 1:  return 0.0f;
+    case 2:  return tr_f32_from_bits((uint32_t)(r >> 32) & 0x807fffff);
+    case 3:  return ldexpf((float)(int32_t)(r >> 32), 30);
+    case 4:  return ldexpf((float)(int32_t)(r >> 32), -100);
+    default: return ldexpf((float)(int32_t)(r >> 32), -31 + (int)(r % 7));
+    }
+}
+
+/* A finite code of an element of type t: a random one, or nothing but a sign. */
+static void wild_code(unsigned char *q, tr_dtype t, int64_t i, uint64_t stream)
+{
+    uint64_t r = tr_rng_u64(32, stream, (uint64_t)i);
+    uint16_t h = (uint16_t)(r >> 16);
+    float f = wild(stream, (uint64_t)i);
+    double d = (double)f * (1 + 0x1p-30);
+    switch (t) {
+    case TR_F64: memcpy(q + 8 * i, &d, 8); break;
+    case TR_F32: memcpy(q + 4 * i, &f, 4); break;
+    case TR_F16:  if ((h & 0x7c00) == 0x7c00) h ^= 0x4000; memcpy(q + 2 * i, &h, 2); break;
+    case TR_BF16: if ((h & 0x7f80) > 0x6000) h = (uint16_t)((h & 0x80ff) | 0x3f00);
+                  memcpy(q + 2 * i, &h, 2); break;
+    case TR_F8E4M3: q[i] = (unsigned char)((h & 127) == 127 ? h & 128 : h); break;
+    default: q[i / 2] = (unsigned char)(i % 2 ? q[i / 2] | (h & 15) << 4 : h & 15); break;
+    }
+}
+
+/* A band of O rows of a weight of format f at odd addresses, and its values in big_w: each element
+ * times its scale in binary64, which is exact, rounded once. */
+static tr_weight wild_weight(tr_format f, int64_t O, int64_t I, uint64_t seed)
+{
+    const tr_qformat *fm = tr_qformat_get(f);
+    int64_t row0 = (int64_t)(seed % 5), rows = O + row0 + (int64_t)(seed % 3);
+    int64_t br = f == TR_FMT_MXFP4 ? 1 : 3, blocks[] = { 128, 32, 24, 64, 2048 };
+    int64_t bc = f == TR_FMT_MXFP4 ? 32 : blocks[seed / 7 % 5], grid = (I + bc - 1) / bc;
+    unsigned char *q = big_q + seed % 2, *sc = big_s + seed / 2 % 2;
+    tr_weight w, band;
+    for (int64_t i = 0; i < rows * I; i++) wild_code(q, fm->q, i, seed);
+    for (int64_t i = 0; fm->scaled && i < (rows + br - 1) / br * grid; i++) {
+        uint64_t r = tr_rng_u64(33, seed, (uint64_t)i);
+        float s = ldexpf((float)(1 + r % 1000), (int)(r >> 32 & 15) - 20);
+        if (r >> 40 & 1 && seed % 11 == 0) s = r >> 41 & 1 ? 0x1p-140f : 0x1p119f;
+        if (f == TR_FMT_MXFP4) sc[i] = (unsigned char)(seed % 3 ? 120 + r % 14 : r % 200);
+        else memcpy(sc + 4 * i, &s, 4);
+    }
+    CHECK_OK(ctx, tr_weight_of(ctx, &w, fm, "w", q, fm->scaled ? sc : NULL, rows, I, br, bc));
+    band = tr_weight_rows(&w, row0, O);
+    band.finite = seed % 4 != 0;
+    for (int64_t i = 0; i < O * I; i++) {
+        int64_t r = row0 + i / I;
+        double v = tr_get_f64(q, fm->q, r * I + i % I);
+        if (fm->scaled) v *= tr_get_f64(sc, fm->s, r / br * grid + i % I / bc);
+        big_w[i] = (float)v;
+    }
+    return band;
+}
+
+/* Sixteen lanes from +0, lane i mod 16 takes element i, one fused multiply-add each; then l + 8,
+ * l + 4, l + 2, l + 1. w[i * step] is element i. */
+static float lanes(const float *x, const float *w, int64_t step, int64_t n)
+{
+    float a[16] = { 0 };
+    for (int64_t i = 0; i < n; i++) a[i % 16] = fmaf(x[i], w[i * step], a[i % 16]);
+    for (int k = 8; k > 0; k /= 2)
+        for (int l = 0; l < k; l++) a[l] += a[l + k];
+    return a[0];
+}
+
+static int same(const float *a, const float *b, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (tr_f32_bits(a[i]) != tr_f32_bits(b[i]) && (a[i] == a[i] || b[i] == b[i])) {
+            printf("  element %lld: %a, expected %a\n", (long long)i, (double)a[i], (double)b[i]);
+            return 0;
+        }
+    return 1;
+}
+
+static void one_product(tr_format f, int64_t N, int64_t O, int64_t I, uint64_t seed)
+{
+    tr_weight w = wild_weight(f, O, I, seed);
+    int64_t xs = seed % 6 == 0 ? 0 : I + (int64_t)(seed % 4), ys = O + (int64_t)(seed % 3);
+    int64_t bs = 1 + (int64_t)(seed % 2);
+    tr_matmul_args a;
+    memset(&a, 0, sizeof a);
+    a.w = &w;
+    a.x = tr_view2(big_x, TR_F32, N, I);
+    a.x.stride[0] = xs;
+    if (seed / 3 % 3) a.bias = tr_view1(big_b, TR_F32, O);
+    a.bias.stride[0] = bs;
+    for (int64_t i = 0; i < N * xs + I; i++) big_x[i] = wild(seed + 1000, (uint64_t)i);
+    for (int64_t i = 0; i < O * bs; i++) big_b[i] = wild(seed + 2000, (uint64_t)i);
+    for (int64_t i = 0; i < N * ys + 1; i++) big_y[i] = -77;
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t o = 0; o < O; o++) {
+            big_y[n * ys + o] = lanes(big_x + n * xs, big_w + o * I, 1, I);
+            if (a.bias.data) big_y[n * ys + o] += big_b[o * bs];
+        }
+    for (int c = 0; c < n_ctxs; c++) {
+        a.y = tr_view2(big_y2, TR_F32, N, O);
+        a.y.stride[0] = ys;
+        for (int64_t i = 0; i < N * ys + 1; i++) big_y2[i] = -77;
+        if (c % 4 != (int)(seed % 5) % 4) continue;     /* every cpu, each time other threads */
+        CHECK_OK(ctxs[c], tr_matmul(ctxs[c], &a));
+        CHECK(tr_ctx_peak_bytes(ctxs[c]) == 0);
+        if (!same(big_y2, big_y, N * ys + 1)) {
+            CHECK(!"bits");
+            printf("  %s: %s [%d, %d] x %d, seed %d\n", tr_cpu_name(tr_ctx_cpu(ctxs[c])),
+                   w.format->name, (int)O, (int)I, (int)N, (int)seed);
+            return;
+        }
+    }
+}
+
+static void bits_of_products(void)
+{
+    uint64_t seed = 0;
+    for (; seed < 700; seed++) {
+        tr_format f = (tr_format)(seed % TR_FORMAT_COUNT);
+        uint64_t r = tr_rng_u64(30, 0, seed);
+        int64_t N = (int64_t)(r % 4 == 0 ? r / 4 % 71 : r / 4 % 6), O = (int64_t)(r >> 20) % 41;
+        int64_t I = (int64_t)(r >> 40) % (seed % 2 ? 601 : 70);
+        if (f == TR_FMT_MXFP4) I = I / 32 * 32;
+        one_product(f, N, O, I, seed);
+    }
+    for (int f = 0; f < TR_FORMAT_COUNT; f++) {     /* several pieces, several blocks of tokens */
+        one_product((tr_format)f, 1, 31, 2048 + (f == TR_FMT_MXFP4 ? 32 : 51), ++seed);
+        one_product((tr_format)f, 3, 13, 4096, ++seed);
+        one_product((tr_format)f, 70, 13, 1056, ++seed);
+        one_product((tr_format)f, 300, 7, 128, ++seed);
+    }
+}
+
+/* A weight that is not known to be finite keeps NaN and infinity, whatever reads it. */
+static void not_finite_weights(void)
+{
+    for (int f = 0; f < TR_FORMAT_COUNT; f++) {
+        int64_t I = 64, bad = 0;
+        tr_weight w = wild_weight((tr_format)f, 6, I, 1);
+        float row[64];
+        tr_matmul_args a;
+        memset(&a, 0, sizeof a);
+        w.finite = 0;
+        if (f == TR_FMT_MXFP4) ((unsigned char *)w.s)[w.row0 * 2] = 255;
+        else memset((unsigned char *)w.q + w.row0 * w.q_stride, 0x7f, (size_t)w.q_stride);
+        tr_weight_row_f32(&w, 0, 0, I, row);
+        for (int64_t i = 0; i < I; i++) bad += !isfinite(row[i]) || row[i] > 0x1p120f;
+        CHECK(bad > 0);
+        for (int c = 0; c < n_ctxs; c++)
+            for (int64_t N = 1; N < 6; N += 4) {
+                a.w = &w;
+                a.x = tr_view2(big_x, TR_F32, N, I);
+                a.y = tr_view2(big_y2, TR_F32, N, 6);
+                for (int64_t i = 0; i < N * I; i++) big_x[i] = 1;
+                CHECK_OK(ctxs[c], tr_matmul(ctxs[c], &a));
+                for (int64_t n = 0; n < N; n++) {
+                    float want = lanes(big_x, tr_weight_row_f32(&w, 0, 0, I, row), 1, I);
+                    CHECK(same(big_y2 + n * 6, &want, 1));
+                }
+            }
+    }
+}
+
+/* Experts: slots in any order, several to a token, some experts without any. */
+static void products_by_slots(void)
+{
+    enum { E = 5, K = 3, N = 23, O = 19, I = 96 };
+    static const int32_t offset[E + 1] = { 0, 0, 1, 40, 40, 64 };
+    static unsigned char q[E][2 * O * I];
+    int32_t slot[N * K];
+    tr_weight w[E];
+    for (int e = 0; e < E; e++) {
+        for (int64_t i = 0; i < O * I; i++) wild_code(q[e], TR_BF16, i, 50 + (uint64_t)e);
+        CHECK_OK(ctx, tr_weight_of(ctx, &w[e], tr_qformat_get(TR_FMT_BF16), "w", q[e], NULL, O, I,
+                                   0, 0));
+        w[e].finite = e % 2;
+    }
+    for (int i = 0; i < N * K; i++) slot[i] = (i * 31 + 7) % (N * K);
+    for (int64_t i = 0; i < N * I; i++) big_x[i] = wild(60, (uint64_t)i);
+    for (int64_t i = 0; i < N * K * O; i++) big_y[i] = -77;
+    for (int e = 0; e < E; e++)
+        for (int i = offset[e]; i < offset[e + 1]; i++)
+            for (int o = 0; o < O; o++) {
+                float row[I];
+                tr_weight_row_f32(&w[e], o, 0, I, row);
+                big_y[slot[i] * O + o] = lanes(big_x + slot[i] / K * I, row, 1, I);
+            }
+    for (int c = 0; c < n_ctxs; c++)
+        for (int alone = 0; alone < 2; alone++) {
+            tr_view y = tr_view3(big_y2, TR_F32, N, K, O), x = tr_view2(big_x, TR_F32, N, I);
+            for (int64_t i = 0; i < N * K * O; i++) big_y2[i] = -77;
+            if (!alone) tri_product_group(ctxs[c], y, x, K, w, E, slot, offset);
+            for (int e = 0; alone && e < E; e++)
+                tri_product(ctxs[c], y, x, K, &w[e], slot + offset[e], offset[e + 1] - offset[e]);
+            CHECK(same(big_y2, big_y, N * K * O));
+        }
+}
+
+static void transposed_products(void)
+{
+    for (uint64_t seed = 0; seed < 160; seed++) {
+        tr_format f = (tr_format)(seed % TR_FORMAT_COUNT);
+        uint64_t r = tr_rng_u64(34, 0, seed);
+        int64_t N = (int64_t)(r % 3 ? r % 23 : r % 3), K = (int64_t)(r >> 20) % (seed % 8 ? 90 : 600);
+        int64_t R = (int64_t)(r >> 40) % 150, xs = K + (int64_t)(seed % 3), ys = R + 2;
+        if (f == TR_FMT_MXFP4) R = R / 32 * 32;
+        tr_weight w = wild_weight(f, K, R, seed);
+        tr_view x = tr_view2(big_x, TR_F32, N, K), y = tr_view2(big_y2, TR_F32, N, R);
+        x.stride[0] = xs;
+        y.stride[0] = ys;
+        for (int64_t i = 0; i < N * xs; i++) big_x[i] = wild(seed + 4000, (uint64_t)i);
+        for (int64_t i = 0; i < N * ys; i++) big_y[i] = -77;
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t o = 0; o < R; o++)
+                big_y[n * ys + o] = lanes(big_x + n * xs, big_w + o, R, K);
+        for (int c = 0; c < n_ctxs; c++) {
+            if (c % 4 != (int)(seed % 4)) continue;
+            for (int64_t i = 0; i < N * ys; i++) big_y2[i] = -77;
+            tri_product_t(ctxs[c], y, x, &w);
+            if (!same(big_y2, big_y, N * ys)) {
+                CHECK(!"bits");
+                printf("  %s: %s [%d, %d] x %d, seed %d\n", tr_cpu_name(tr_ctx_cpu(ctxs[c])),
+                       w.format->name, (int)K, (int)R, (int)N, (int)seed);
+                return;
+            }
+        }
+    }
+}
+
 /* ---- embedding ---- */
 
 static void embedding(void)
@@ -433,6 +698,12 @@ int main(int argc, char **argv)
     TEST(strides_and_bands);
     TEST(products_of_containers);
     TEST(matmul_refuses);
+    open_contexts();
+    TEST(bits_of_products);
+    TEST(not_finite_weights);
+    TEST(products_by_slots);
+    TEST(transposed_products);
+    close_contexts();
     TEST(embedding);
     TEST(embed_refuses);
     tr_ctx_free(ctx);

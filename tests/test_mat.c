@@ -508,7 +508,7 @@ static void one_product(tr_format f, int64_t N, int64_t O, int64_t I, uint64_t s
 static void bits_of_products(void)
 {
     uint64_t seed = 0;
-    for (; seed < 700; seed++) {
+    for (; seed < 300; seed++) {
         tr_format f = (tr_format)(seed % TR_FORMAT_COUNT);
         uint64_t r = tr_rng_u64(30, 0, seed);
         int64_t N = (int64_t)(r % 4 == 0 ? r / 4 % 71 : r / 4 % 6), O = (int64_t)(r >> 20) % 41;
@@ -591,7 +591,7 @@ static void products_by_slots(void)
 
 static void transposed_products(void)
 {
-    for (uint64_t seed = 0; seed < 160; seed++) {
+    for (uint64_t seed = 0; seed < 96; seed++) {
         tr_format f = (tr_format)(seed % TR_FORMAT_COUNT);
         uint64_t r = tr_rng_u64(34, 0, seed);
         int64_t N = (int64_t)(r % 3 ? r % 23 : r % 3), K = (int64_t)(r >> 20) % (seed % 8 ? 90 : 600);

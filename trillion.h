@@ -3650,6 +3650,7 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 #define TRI_TILE_N 4            /* tokens of a tile */
 #define TRI_TILE_O 6            /* rows of W of a tile and panel */
 #define TRI_PANEL  1024         /* columns of a piece; a multiple of 32 */
+#define TRI_BLOCK_X (1 << 18)   /* numbers of x in a block of tokens, unless they are few: 1 MB */
 #define TRI_TOKENS 64           /* most tokens of a block: its lanes are 24 KB */
 
 /* What differs from cpu to cpu. */
@@ -3663,7 +3664,6 @@ struct tri_tiles {
     /* lane[j][l] (+)= x[k] w[o + j][k] from k = 0 on, for TRI_TILE_O rows that are finite and one
      * token. Returns how many columns it took, a multiple of 16; NULL: none. */
     int64_t (*stream)(float (*lane)[TR_LANES], const float *x, const tr_weight *w, int64_t o);
-    int64_t x_bytes;            /* how much of x a block of tokens may have */
 };
 
 /* A group of products that share their input and output: for each e of E weights of one shape, and
@@ -3756,7 +3756,7 @@ TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tr_wei
 TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, int64_t first,
                                    int64_t last, int64_t begin, int64_t end)
 {
-    int64_t most = a->tiles->x_bytes / 4 / (a->w->cols + 1) / TRI_TILE_N * TRI_TILE_N;
+    int64_t most = TRI_BLOCK_X / (a->w->cols + 1) / TRI_TILE_N * TRI_TILE_N;
     tri_tokens k;
     if (most > TRI_TOKENS) most = TRI_TOKENS;
     if (most < 4 * TRI_TILE_N) most = 4 * TRI_TILE_N;
@@ -11709,7 +11709,7 @@ static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
     return 0;
 }
 
-static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, 1 << 18 };
+static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL };
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -12074,8 +12074,8 @@ TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float
     return c;
 }
 
-static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL, 1 << 18 };
-static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512, 1 << 20 };
+static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL };
+static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512 };
 
 static const tri_tiles *tri_os_tiles(tr_cpu cpu)
 {

@@ -4842,22 +4842,38 @@ tr_status tr_attn_f64(tr_ctx *ctx, const tr_attn_args *a)
 #define TRI_ATTN_HEADS 8
 #define TRI_ATTN_PANEL 64
 
+typedef struct tri_attn_job { tr_attn_args a; const tri_tiles *tiles; } tri_attn_job;
+
 typedef struct tri_attn_tile {      /* heads h .. h + n of query t, all reading key head g */
     int64_t t, h, n, g, first, last;    /* it sees positions first .. last */
     float M[TRI_ATTN_HEADS], L[TRI_ATTN_HEADS];
 } tri_attn_tile;
 
-/* z[i] = scores of positions s0 .. s1 for head i of the tile; *m its maximum. */
-TRI_INLINE void tri_attn_scores(int hw, const tr_attn_args *a, const tri_attn_tile *c, int64_t s0,
+/* z[i] = scores of positions s0 .. s1 for head i of the tile: the product of a few queries and
+ * keys, by the tiles of {mat}. */
+TRI_INLINE void tri_attn_scores(int hw, const tri_attn_job *j, const tri_attn_tile *c, int64_t s0,
                                 int64_t s1, float z[TRI_ATTN_HEADS][TR_ATTN_BLOCK])
 {
-    int64_t H = a->q.shape[1], G = a->k.shape[1], Dk = a->q.shape[2];
+    const tr_attn_args *a = &j->a;
+    int64_t H = a->q.shape[1], G = a->k.shape[1], Dk = a->q.shape[2], step = a->k.stride[0], N, S;
+    int64_t whole = Dk - Dk % TR_LANES;
     float scale = (float)a->scale, cap = (float)a->softcap;
-    const float *q[TRI_ATTN_HEADS];
-    for (int64_t i = 0; i < c->n; i++) q[i] = tri_row_f32(a->q, c->t * H + c->h + i);
-    for (int64_t s = s0; s < s1; s++) {
-        const float *k = tri_row_f32(a->k, s * G + c->g);
-        for (int64_t i = 0; i < c->n; i++) z[i][s - s0] = tri_dot(hw, q[i], k, Dk) * scale;
+    for (int64_t h = 0; h < c->n; h += N) {
+        const float *q[TRI_TILE_N];
+        N = tri_least(c->n - h, TRI_TILE_N);
+        for (int64_t i = 0; i < N; i++) q[i] = tri_row_f32(a->q, c->t * H + c->h + h + i);
+        for (int64_t s = s0; s < s1; s += S) {
+            const float *k = tri_row_f32(a->k, s * G + c->g);
+            float lane[TRI_TILE_N][TRI_TILE_O][TR_LANES];
+            S = tri_least(s1 - s, TRI_TILE_O);
+            memset(lane, 0, (size_t)N * sizeof lane[0]);
+            j->tiles->tile(lane, q, N, k, step, S, whole);
+            for (int64_t i = 0; i < N; i++)
+                for (int64_t o = 0; o < S; o++) {
+                    tri_lanes_dot(hw, lane[i][o], q[i] + whole, k + o * step + whole, Dk - whole);
+                    z[h + i][s + o - s0] = tri_lanes_fold(lane[i][o]) * scale;
+                }
+        }
     }
     for (int64_t i = 0; cap > 0 && i < c->n; i++)
         for (int64_t s = 0; s < s1 - s0; s++) z[i][s] = cap * tri_tanhf(z[i][s] / cap);
@@ -4889,12 +4905,13 @@ TRI_INLINE void tri_attn_values(int hw, float *o, const float *e, const float *v
 }
 
 /* Folds positions [s0, s1) of one block into the tile. */
-TRI_INLINE void tri_attn_block(int hw, const tr_attn_args *a, tri_attn_tile *c, int64_t s0,
+TRI_INLINE void tri_attn_block(int hw, const tri_attn_job *j, tri_attn_tile *c, int64_t s0,
                                int64_t s1, int fresh)
 {
+    const tr_attn_args *a = &j->a;
     float z[TRI_ATTN_HEADS][TR_ATTN_BLOCK], o[TRI_ATTN_PANEL];
     int64_t H = a->q.shape[1], G = a->k.shape[1], Dv = a->v.shape[2];
-    tri_attn_scores(hw, a, c, s0, s1, z);
+    tri_attn_scores(hw, j, c, s0, s1, z);
     for (int64_t i = 0; i < c->n; i++) {
         float *y = tri_row_f32(a->y, c->t * H + c->h + i), lane[TR_LANES] = { 0 };
         float m = z[i][0], M, l, fade = 0, b = 1;
@@ -4949,14 +4966,15 @@ static tri_attn_tile tri_attn_tile_of(const tr_attn_args *a, int64_t i)
 
 TRI_INLINE void tri_attn_rows(int hw, void *user, int64_t begin, int64_t end)
 {
-    const tr_attn_args *a = (const tr_attn_args *)user;
+    const tri_attn_job *j = (const tri_attn_job *)user;
+    const tr_attn_args *a = &j->a;
     int64_t H = a->q.shape[1], Dv = a->v.shape[2];
     for (int64_t i = begin; i < end; i++) {
         tri_attn_tile c = tri_attn_tile_of(a, i);
         int fresh = tr_view_is_none(a->sink);
         for (int64_t s = c.first, next; s <= c.last; s = next, fresh = 0) {
             next = tri_least((s / TR_ATTN_BLOCK + 1) * TR_ATTN_BLOCK, c.last + 1);
-            tri_attn_block(hw, a, &c, s, next, fresh);
+            tri_attn_block(hw, j, &c, s, next, fresh);
         }
         for (int64_t k = 0; k < c.n; k++) {
             float *y = tri_row_f32(a->y, c.t * H + c.h + k);
@@ -4968,7 +4986,9 @@ TRI_CLONES(tri_attn_rows)
 
 tr_status tr_attn(tr_ctx *ctx, const tr_attn_args *a)
 {
-    tr_attn_args job = *a;
+    tri_attn_job job;
+    job.a = *a;
+    job.tiles = tri_os_tiles(ctx->cpu);
     TRI_TRY(tri_attn_check(ctx, TR_F32, a));
     if (!tr_view_is_none(a->probs))
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "attn: probabilities exist in the oracle alone");

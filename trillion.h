@@ -3653,6 +3653,10 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 #define TRI_BLOCK_X (1 << 18)   /* numbers of x in a block of tokens, unless they are few: 1 MB */
 #define TRI_TOKENS 64           /* most tokens of a block: its lanes are 24 KB */
 
+#define TRI_T_COLS   32         /* of the transposed product: a panel is 256 rows by 32 columns */
+#define TRI_T_ROWS   256
+#define TRI_T_TOKENS 8
+
 /* What differs from cpu to cpu. */
 struct tri_tiles {
     /* lane[n][j][l] (+)= x[n][k] w[j][k], k = 0 .. K - 1, l = k mod 16, for n < N <= TRI_TILE_N and
@@ -3664,6 +3668,9 @@ struct tri_tiles {
     /* lane[j][l] (+)= x[k] w[o + j][k] from k = 0 on, for TRI_TILE_O rows that are finite and one
      * token. Returns how many columns it took, a multiple of 16; NULL: none. */
     int64_t (*stream)(float (*lane)[TR_LANES], const float *x, const tr_weight *w, int64_t o);
+    /* lane[n][l][c] (+)= x[n][k] w[k][c], k = 0 .. K - 1, l = k mod 16, n < N <= TRI_T_TOKENS */
+    void (*tile_t)(float (*lane)[TR_LANES][TRI_T_COLS], const float *const *x, int64_t N,
+                   const float (*w)[TRI_T_COLS], int64_t K);
 };
 
 /* A group of products that share their input and output: for each e of E weights of one shape, and
@@ -3864,33 +3871,68 @@ tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
  *     y[n, r] = sum_k x[n, k] W[k, r]        W [K, R]: a stored weight or a band of its rows
  *
  * W is read along its rows, so it is not stored transposed. The sum over k is the same dot product
- * as above: lane k mod 16, k counted from the first row of the band. */
-typedef struct tri_product_t_job { tr_view y, x; const tr_weight *w; } tri_product_t_job;
+ * as above: lane k mod 16, k counted from the first row of the band. Here the registers lie along
+ * r, and each lane is an ordinary product of its own rows: we go through a panel once a lane. */
+typedef struct tri_product_t_job {
+    tr_view y, x;
+    const tr_weight *w;
+    const tri_tiles *tiles;
+} tri_product_t_job;
 
+/* Rows [k, k + n) of columns [c, c + len), decoded; columns that are not there are 0. */
+static void tri_panel_read_t(const tri_tiles *t, const tr_weight *w, int64_t k, int64_t n,
+                             int64_t c, int64_t len, float (*p)[TRI_T_COLS])
+{
+    if (len < TRI_T_COLS) memset(p, 0, (size_t)n * sizeof *p);
+    for (int64_t i = 0; i < n; i++)
+        if (!w->finite || !t->decode(w, k + i, c, len, p[i]))
+            w->format->row_f32(w, k + i, c, len, p[i]);
+}
+
+/* Panels of columns [begin, end), each for all tokens, eight at a time. A weight of few rows is
+ * decoded once. */
 TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t end)
 {
     const tri_product_t_job *a = (const tri_product_t_job *)user;
-    for (int64_t n = 0; n < a->x.shape[0]; n++)
-        for (int64_t r = begin; r < end; r++) {
-            float lane[TR_LANES] = { 0 }, buf;
-            const float *x = tri_row_f32(a->x, n);
-            for (int64_t k = 0; k < a->w->rows; k++)
-                lane[k % TR_LANES] = tri_fmaf(hw, x[k], *tr_weight_row_f32(a->w, k, r, 1, &buf),
-                                              lane[k % TR_LANES]);
-            tri_row_f32(a->y, n)[r] = tri_lanes_fold(lane);
+    float lane[TRI_T_TOKENS][TR_LANES][TRI_T_COLS], p[TRI_T_ROWS][TRI_T_COLS];
+    const float *x[TRI_T_TOKENS];
+    (void)hw;
+    for (int64_t c = begin * TRI_T_COLS, last; begin < end; begin++, c = last) {
+        int64_t len = tri_least(a->w->cols - c, TRI_T_COLS), K = a->w->rows, N;
+        last = c + len;
+        for (int64_t n = 0; n < a->x.shape[0]; n += N) {
+            N = tri_least(a->x.shape[0] - n, TRI_T_TOKENS);
+            memset(lane, 0, (size_t)N * sizeof lane[0]);
+            for (int64_t k = 0, rows; k < K; k += rows) {
+                rows = tri_least(K - k, TRI_T_ROWS);
+                if (n == 0 || K > TRI_T_ROWS)
+                    tri_panel_read_t(a->tiles, a->w, k, rows, c, len, p);
+                for (int64_t i = 0; i < N; i++) x[i] = tri_row_f32(a->x, n + i) + k;
+                a->tiles->tile_t(lane, x, N, (const float (*)[TRI_T_COLS])p, rows);
+            }
+            for (int64_t i = 0; i < N; i++) {
+                for (int h = TR_LANES / 2; h > 0; h /= 2)
+                    for (int l = 0; l < h; l++)
+                        for (int r = 0; r < TRI_T_COLS; r++) lane[i][l][r] += lane[i][l + h][r];
+                memcpy(tri_row_f32(a->y, n + i) + c, lane[i][0], (size_t)len * sizeof(float));
+            }
         }
+    }
 }
 TRI_CLONES(tri_product_t_cols)
 
-/* y [N, R], x [N, K], w [K, R]. Checks nothing, allocates nothing. */
+/* y [N, R], x [N, K], w [K, R]: rows of views of any strides, but 1 within a row. Checks nothing,
+ * allocates nothing. Threads share the columns of y, 32 at a time. */
 static inline void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
 {
     tri_product_t_job job;
     job.y = y;
     job.x = x;
     job.w = w;
-    tri_par_clone(ctx, w->cols, tri_mat_grain(x.shape[0], w->rows), tri_product_t_cols_clones,
-                  &job);
+    job.tiles = tri_os_tiles(ctx->cpu);
+    tri_par_clone(ctx, tri_blocks(w->cols, TRI_T_COLS),
+                  1 + 65536 / TRI_T_COLS / (x.shape[0] + 4) / (w->rows + 1),
+                  tri_product_t_cols_clones, &job);
 }
 
 static int64_t tri_embed_id(const tr_embed_args *a, int64_t n)
@@ -11723,13 +11765,23 @@ static void tri_tile_base(float (*lane)[TRI_TILE_O][TR_LANES], const float *cons
     tri_tile_plain(TRI_HW_FMA, lane, x, N, w, stride, O, K);
 }
 
+static void tri_tile_t_base(float (*lane)[TR_LANES][TRI_T_COLS], const float *const *x, int64_t N,
+                            const float (*w)[TRI_T_COLS], int64_t K)
+{
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++)
+            for (int c = 0; c < TRI_T_COLS; c++)
+                lane[n][k % TR_LANES][c] = tri_fmaf(TRI_HW_FMA, x[n][k], w[k][c],
+                                                    lane[n][k % TR_LANES][c]);
+}
+
 static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y)
 {
     (void)w; (void)r; (void)c; (void)n; (void)y;
     return 0;
 }
 
-static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL };
+static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, tri_tile_t_base };
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -11822,16 +11874,93 @@ TRI_AVX2 static void tri_tile_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const fl
                         w + j * stride, 0, K);
 }
 
+/* The transposed product: 4 tokens x 32 columns are 8 registers, or 2 tokens of 8. */
+TRI_AVX512 TRI_INLINE void tri_tile_t512(int N, float (*lane)[TR_LANES][TRI_T_COLS],
+                                         const float *const *x, const float (*w)[TRI_T_COLS],
+                                         int64_t K)
+{
+    for (int l = 0; l < TR_LANES; l++) {
+        __m512 a[4][2];
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            a[n][0] = _mm512_loadu_ps(lane[n][l]);
+            a[n][1] = _mm512_loadu_ps(lane[n][l] + 16);
+        }
+        for (int64_t k = l; k < K; k += TR_LANES) {
+            __m512 w0 = _mm512_loadu_ps(w[k]), w1 = _mm512_loadu_ps(w[k] + 16);
+            TRI_UNROLL
+            for (int n = 0; n < N; n++) {
+                __m512 xs = _mm512_set1_ps(x[n][k]);
+                a[n][0] = _mm512_fmadd_ps(xs, w0, a[n][0]);
+                a[n][1] = _mm512_fmadd_ps(xs, w1, a[n][1]);
+            }
+        }
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            _mm512_storeu_ps(lane[n][l], a[n][0]);
+            _mm512_storeu_ps(lane[n][l] + 16, a[n][1]);
+        }
+    }
+}
+
+TRI_AVX512 static void tri_tile_t_avx512(float (*lane)[TR_LANES][TRI_T_COLS],
+                                         const float *const *x, int64_t N,
+                                         const float (*w)[TRI_T_COLS], int64_t K)
+{
+    int64_t n = 0;
+    for (; n + 4 <= N; n += 4) tri_tile_t512(4, lane + n, x + n, w, K);
+    for (; n < N; n++) tri_tile_t512(1, lane + n, x + n, w, K);
+}
+
+TRI_AVX2 TRI_INLINE void tri_tile_t256(int N, float (*lane)[TR_LANES][TRI_T_COLS],
+                                       const float *const *x, const float (*w)[TRI_T_COLS],
+                                       int64_t K)
+{
+    for (int l = 0; l < TR_LANES; l++) {
+        __m256 a[2][4];
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            TRI_UNROLL
+            for (int c = 0; c < 4; c++) a[n][c] = _mm256_loadu_ps(lane[n][l] + 8 * c);
+        }
+        for (int64_t k = l; k < K; k += TR_LANES) {
+            TRI_UNROLL
+            for (int n = 0; n < N; n++) {
+                __m256 xs = _mm256_set1_ps(x[n][k]);
+                TRI_UNROLL
+                for (int c = 0; c < 4; c++)
+                    a[n][c] = _mm256_fmadd_ps(xs, _mm256_loadu_ps(w[k] + 8 * c), a[n][c]);
+            }
+        }
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            TRI_UNROLL
+            for (int c = 0; c < 4; c++) _mm256_storeu_ps(lane[n][l] + 8 * c, a[n][c]);
+        }
+    }
+}
+
+TRI_AVX2 static void tri_tile_t_avx2(float (*lane)[TR_LANES][TRI_T_COLS], const float *const *x,
+                                     int64_t N, const float (*w)[TRI_T_COLS], int64_t K)
+{
+    int64_t n = 0;
+    for (; n + 2 <= N; n += 2) tri_tile_t256(2, lane + n, x + n, w, K);
+    for (; n < N; n++) tri_tile_t256(1, lane + n, x + n, w, K);
+}
+
 /* Readers of rows, faster than those of {quant} and equal to them in every finite value.
  *
  * e4m3 becomes an f16 by moving bits, eight powers of two too small, subnormals included; the
  * factor 2^8 goes into the scale, exactly, so the product is rounded once as it must be. e2m1 is
  * looked up: a register holds the 8 magnitudes or 16 values, already times their scale. */
+#define TRI_M128(p) ((const __m128i *)(const void *)(p))
+#define TRI_M256(p) ((const __m256i *)(const void *)(p))
+
 TRI_AVX2 static void tri_decode_f16(const unsigned char *q, int64_t n, float *y)
 {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(q + 2 * i))));
+        _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128(TRI_M128(q + 2 * i))));
     for (; i < n; i++) y[i] = tr_f16_to_f32(tri_load16(q + 2 * i));
 }
 
@@ -11839,7 +11968,7 @@ TRI_AVX2 static void tri_decode_bf16(const unsigned char *q, int64_t n, float *y
 {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(q + 2 * i)));
+        __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128(TRI_M128(q + 2 * i)));
         _mm256_storeu_ps(y + i, _mm256_castsi256_ps(_mm256_slli_epi32(u, 16)));
     }
     for (; i < n; i++) y[i] = tr_bf16_to_f32(tri_load16(q + 2 * i));
@@ -11852,7 +11981,7 @@ TRI_AVX2 static void tri_e4m3_avx2(const unsigned char *q, float s, int64_t n, f
     const __m128i clear = _mm_set1_epi16((short)0xbfff);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m128i u = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)(q + i)));
+        __m128i u = _mm_cvtepi8_epi16(_mm_loadl_epi64(TRI_M128(q + i)));
         u = _mm_and_si128(_mm_slli_epi16(u, 7), clear);
         _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_cvtph_ps(u), s8));
     }
@@ -11865,7 +11994,7 @@ TRI_AVX512 static void tri_e4m3_avx512(const unsigned char *q, float s, int64_t 
     const __m512i clear = _mm512_set1_epi16((short)0xbfff);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m512i u = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(q + i)));
+        __m512i u = _mm512_cvtepi8_epi16(_mm256_loadu_si256(TRI_M256(q + i)));
         u = _mm512_and_si512(_mm512_slli_epi16(u, 7), clear);
         _mm512_storeu_ps(y + i, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(u)), s8));
         _mm512_storeu_ps(y + i + 16, _mm512_mul_ps(
@@ -11898,7 +12027,7 @@ TRI_AVX512 static void tri_e8m0_avx512(const unsigned char *s, int64_t n, float 
 {
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 there = (__mmask16)((1u << tri_least(n - i, 16)) - 1), least;
-        __m512i u = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, s + i));
+        __m512i u = _mm512_maskz_cvtepu8_epi32(there, _mm_maskz_loadu_epi8(there, s + i));
         least = _mm512_testn_epi32_mask(u, u);
         u = _mm512_mask_set1_epi32(_mm512_slli_epi32(u, 23), least, 0x400000);
         _mm512_mask_storeu_epi32(y + i, there, u);
@@ -11910,7 +12039,8 @@ TRI_AVX512 static void tri_e2m1_avx512(const unsigned char *q, const unsigned ch
 {
     const __m512 table = _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3,
                                         -4, -6);
-    const __m512i down = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i down = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28,
+                                           0, 4, 8, 12, 16, 20, 24, 28);
     float scale[16];
     for (int64_t i = 0; i < n; i += 32, q += 16, s++) {
         __m512 t;
@@ -11939,7 +12069,7 @@ static int tri_decode_fast(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
     case TR_F8E4M3:
         for (int64_t i = 0, len; i < n; i += len) {
             float s = (float)tri_weight_scale(w, r, c + i);
-            if (!(s < 0x1p119f && s > -0x1p119f)) return 0;
+            if (256 * s - 256 * s != 0) return 0;
             len = tri_least(n - i, w->block_cols - (c + i) % w->block_cols);
             e4m3(row + c + i, s, len, y + i);
         }
@@ -11981,18 +12111,19 @@ TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const
                                        __m512 table, __m512 v[2])
 {
     const __m512i clear = _mm512_set1_epi16((short)0xbfff);
-    const __m512i down = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+    const __m512i down = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12,
+                                           16, 16, 20, 20, 24, 24, 28, 28);
     __m512i u;
     if (q == TR_BF16) {
         for (int h = 0; h < 2; h++) {
-            u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(w + 32 * h)));
+            u = _mm512_cvtepu16_epi32(_mm256_loadu_si256(TRI_M256(w + 32 * h)));
             v[h] = _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
         }
     } else if (q == TR_F16) {
         for (int h = 0; h < 2; h++)
-            v[h] = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(w + 32 * h)));
+            v[h] = _mm512_cvtph_ps(_mm256_loadu_si256(TRI_M256(w + 32 * h)));
     } else if (q == TR_F8E4M3) {
-        u = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)w));
+        u = _mm512_cvtepi8_epi16(_mm256_loadu_si256(TRI_M256(w)));
         u = _mm512_and_si512(_mm512_slli_epi16(u, 7), clear);
         v[0] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(u)), _mm512_set1_ps(*s));
         v[1] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(u, 1)), _mm512_set1_ps(*s));
@@ -12048,7 +12179,8 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
 }
 
 /* The scales of columns c .. c + n - 1, one a block; 0 if there is one that cannot be used. */
-TRI_AVX512 static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c, int64_t n)
+TRI_AVX512 static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c,
+                                        int64_t n)
 {
     for (int j = 0; w->format->scaled && j < TRI_TILE_O; j++) {
         int64_t at = (w->row0 + o + j) / w->block_rows * w->s_stride + c / w->block_cols;
@@ -12058,16 +12190,16 @@ TRI_AVX512 static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64
             continue;
         }
         for (int64_t b = 0; b << t->shift < n; b++) {
-            float f = tr_f32_from_bits(tri_load32(s + 4 * (at + b)));
-            if (!(f < 0x1p119f && f > -0x1p119f)) return 0;
-            t->s[j][b] = f * 256;
+            float f = tr_f32_from_bits(tri_load32(s + 4 * (at + b))) * 256;
+            if (f - f != 0) return 0;
+            t->s[j][b] = f;
         }
     }
     return 1;
 }
 
-TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
-                                 int64_t o)
+TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x,
+                                            const tr_weight *w, int64_t o)
 {
     const int64_t far = 1024;
     tr_dtype q = w->format->q;
@@ -12094,8 +12226,9 @@ TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float
     return c;
 }
 
-static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL };
-static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512 };
+static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL, tri_tile_t_avx2 };
+static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
+                                             tri_tile_t_avx512 };
 
 static const tri_tiles *tri_os_tiles(tr_cpu cpu)
 {

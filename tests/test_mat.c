@@ -594,7 +594,8 @@ static void transposed_products(void)
     for (uint64_t seed = 0; seed < 96; seed++) {
         tr_format f = (tr_format)(seed % TR_FORMAT_COUNT);
         uint64_t r = tr_rng_u64(34, 0, seed);
-        int64_t N = (int64_t)(r % 3 ? r % 23 : r % 3), K = (int64_t)(r >> 20) % (seed % 8 ? 90 : 600);
+        int64_t N = (int64_t)(r % 3 ? r % 23 : r % 3);
+        int64_t K = (int64_t)(r >> 20) % (seed % 8 ? 90 : 600);
         int64_t R = (int64_t)(r >> 40) % 150, xs = K + (int64_t)(seed % 3), ys = R + 2;
         if (f == TR_FMT_MXFP4) R = R / 32 * 32;
         tr_weight w = wild_weight(f, K, R, seed);

@@ -3889,6 +3889,17 @@ static void tri_panel_read_t(const tri_tiles *t, const tr_weight *w, int64_t k, 
             w->format->row_f32(w, k + i, c, len, p[i]);
 }
 
+/* tri_lanes_fold for a panel's columns at once. */
+TRI_INLINE void tri_fold_t(float y[TRI_T_COLS], const float (*lane)[TRI_T_COLS])
+{
+    float b[8][TRI_T_COLS], d[4][TRI_T_COLS];
+    for (int l = 0; l < 8; l++)
+        for (int r = 0; r < TRI_T_COLS; r++) b[l][r] = lane[l][r] + lane[l + 8][r];
+    for (int l = 0; l < 4; l++)
+        for (int r = 0; r < TRI_T_COLS; r++) d[l][r] = b[l][r] + b[l + 4][r];
+    for (int r = 0; r < TRI_T_COLS; r++) y[r] = (d[0][r] + d[2][r]) + (d[1][r] + d[3][r]);
+}
+
 /* Panels of columns [begin, end), each for all tokens, eight at a time. A weight of few rows is
  * decoded once. */
 TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t end)
@@ -3907,14 +3918,15 @@ TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t en
                 rows = tri_least(K - k, TRI_T_ROWS);
                 if (n == 0 || K > TRI_T_ROWS)
                     tri_panel_read_t(a->tiles, a->w, k, rows, c, len, p);
-                for (int64_t i = 0; i < N; i++) x[i] = tri_row_f32(a->x, n + i) + k;
+                for (int64_t i = 0; i < N; i++)
+                    x[i] = (const float *)a->x.data + (n + i) * a->x.stride[0] + k;
                 a->tiles->tile_t(lane, x, N, (const float (*)[TRI_T_COLS])p, rows);
             }
             for (int64_t i = 0; i < N; i++) {
-                for (int h = TR_LANES / 2; h > 0; h /= 2)
-                    for (int l = 0; l < h; l++)
-                        for (int r = 0; r < TRI_T_COLS; r++) lane[i][l][r] += lane[i][l + h][r];
-                memcpy(tri_row_f32(a->y, n + i) + c, lane[i][0], (size_t)len * sizeof(float));
+                float y[TRI_T_COLS];
+                tri_fold_t(y, (const float (*)[TRI_T_COLS])lane[i]);
+                memcpy((float *)a->y.data + (n + i) * a->y.stride[0] + c, y,
+                       (size_t)len * sizeof *y);
             }
         }
     }
@@ -12029,7 +12041,8 @@ TRI_AVX512 static void tri_e8m0_avx512(const unsigned char *s, int64_t n, float 
         __mmask16 there = (__mmask16)((1u << tri_least(n - i, 16)) - 1), least;
         __m512i u = _mm512_maskz_cvtepu8_epi32(there, _mm_maskz_loadu_epi8(there, s + i));
         least = _mm512_testn_epi32_mask(u, u);
-        u = _mm512_mask_set1_epi32(_mm512_slli_epi32(u, 23), least, 0x400000);
+        u = _mm512_mask_set1_epi32(_mm512_maskz_slli_epi32(there, u, 23), least,
+                                   0x400000);
         _mm512_mask_storeu_epi32(y + i, there, u);
     }
 }

@@ -9,7 +9,7 @@
 static tr_ctx *ctx;
 static const char *cases_root = "tests/golden";
 static tr_st cases_st;                  /* the open file */
-static const char *cases_file;          /* "rmsnorm" */
+static const char *cases_file = "";     /* "rmsnorm" */
 static char cases_name[128];            /* the case in progress */
 static void *cases_mem[1 << 16];           /* what was allocated for it */
 static int cases_mems, cases_skipped;

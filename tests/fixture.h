@@ -9,12 +9,12 @@ static const char *fixture_root = "tests/golden";
 
 static inline void fixture_args(int argc, char **argv) { if (argc > 1) fixture_root = argv[1]; }
 
-static inline void fixture_open(tr_ctx *ctx, tr_st *f, const char *name)
+static inline void fixture_open(tr_ctx *c, tr_st *f, const char *name)
 {
     char path[1024];
     snprintf(path, sizeof path, "%s/%s", fixture_root, name);
-    if (tr_st_open(ctx, f, path, 0) == TR_OK) return;
-    printf("FAILED %s: %s\n", path, tr_err_last(ctx));
+    if (tr_st_open(c, f, path, 0) == TR_OK) return;
+    printf("FAILED %s: %s\n", path, tr_err_last(c));
     exit(1);
 }
 

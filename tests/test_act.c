@@ -32,7 +32,7 @@ static void elementwise(double (*fn)(double), float (*fn32)(float), double ulps)
     case_near(y, "out.y", 1e-10);
     each_near(f64(y), f64(want), x.shape[0], 1e-14, cases_name);
     for (int64_t i = 0; fn32 && i < x.shape[0]; i++) {
-        double z = fn32((float)f64(x)[i]), w = f64(want)[i];
+        double z = (double)fn32((float)f64(x)[i]), w = f64(want)[i];
         double last = fn32 == ref_silu ? 1 + fabs(f64(x)[i]) : 1;
         CHECK(fabs(z - w) <= ulps * fmax(fabs(w) * 0x1p-23, last * 0x1p-149));
     }
@@ -278,6 +278,51 @@ static void threads(void)
     mem_free();
 }
 
+/* The contract, to the bit, with pre-activations at which sigma, e^x and the caps end. */
+static void contract_bits(void)
+{
+    static const float edge[] = { -INFINITY, -3e38f, -120, -104, -103.5f, -88, -17, -1e-45f, -0.0f,
+                                  0, 1e-45f, 0.5f, 17, 88.7f, 90, 3e38f, INFINITY };
+    tr_view g = hard(1, 6, 2, 71, 300, 0), u = hard(2, 20, 2, 71, 300, 0);
+    tr_gate_args b;
+    for (int i = 0; i < 17 * 17; i++) {
+        tr_view_f32(g)[601 + i] = edge[i % 17];
+        tr_view_f32(u)[601 + i] = edge[i / 17];
+    }
+    for (int k = 0; k < 3; k++) {
+        tr_glu_args a = glu_args(k ? "situ" : "silu", g, u);
+        a.p[0] = k == 2 ? 0.1 : 4;
+        a.p[1] = k == 2 ? 7e10 : 25;
+        BITS(glu, &a);
+        a.y = a.u = exact_view(u, TR_F32, 0);           /* y may be u */
+        CHECK_OK(ctx, tr_glu(ctx, &a));
+        tr_view y = a.y;
+        a.y = a.u = exact_view(u, TR_F32, 0);
+        CHECK_OK(ctx, ref_glu(ctx, &a));
+        bits_equal(exact_one_nan(y), exact_one_nan(a.y), "y is u");
+    }
+    b.y = b.x = u;
+    b.g = g;
+    BITS(gate, &b);
+    mem_free();
+}
+
+/* Ties, odd sizes, masked entries and rows. */
+static void softmax_bits(void)
+{
+    for (int64_t D = 1; D < 70; D++) {
+        tr_view x = hard((uint64_t)D, 9, 2, 5, D, 0), y = exact_view(x, TR_F32, 1);
+        for (int64_t d = 0; d < D; d++) {
+            tr_view_f32(x)[3 * D + d] = -INFINITY;
+            if (d % 3 == 1) tr_view_f32(x)[4 * D + d] = -INFINITY;
+        }
+        tr_softmax(tr_view_f32(y), tr_view_f32(x), 5, D);
+        for (int64_t t = 0; t < 5; t++) ref_softmax(ref_row(x, t), ref_row(x, t), D);
+        bits_equal(y, x, "softmax");
+    }
+    mem_free();
+}
+
 static void bad_arguments(void)
 {
     tr_glu_args good = glu_args("situ", new2(3, 8), new2(3, 8)), a;
@@ -314,7 +359,10 @@ int main(int argc, char **argv)
     TEST(registered);
     TEST(gate);
     TEST(threads);
+    TEST(contract_bits);
+    TEST(softmax_bits);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

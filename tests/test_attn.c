@@ -218,6 +218,98 @@ static void threads(void)
     mem_free();
 }
 
+/* The contract, to the bit. Shapes: key dimensions and values off 16 and 64, more than 8 heads a
+ * group, from one key to several blocks of 128, and everything that masks, in and across blocks.
+ * Keys that no query sees are NaN. */
+static void contract_bits(void)
+{
+    static const struct {
+        int64_t T, H, G, Dk, Dv, S, pos, window, chunk;
+        double cap;
+        int sink;
+    } c[] = {
+        { 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0 }, { 1, 1, 1, 16, 64, 1, 0, 0, 0, 0, 1 },
+        { 3, 9, 1, 17, 65, 20, 17, 0, 0, 0, 0 }, { 2, 20, 1, 8, 70, 300, 255, 0, 0, 0, 1 },
+        { 2, 17, 1, 33, 129, 140, 126, 0, 0, 0, 0 }, { 4, 4, 2, 24, 20, 520, 509, 0, 0, 30, 0 },
+        { 5, 6, 3, 16, 16, 400, 380, 100, 0, 0, 0 }, { 5, 6, 3, 16, 16, 400, 253, 128, 0, 0, 1 },
+        { 5, 2, 2, 16, 12, 400, 126, 1, 0, 0, 0 }, { 9, 2, 1, 16, 12, 400, 120, 3, 0, 5, 1 },
+        { 6, 2, 1, 16, 12, 400, 297, 0, 100, 0, 0 }, { 6, 2, 1, 16, 12, 400, 253, 0, 64, 0, 1 },
+        { 6, 2, 1, 16, 12, 400, 300, 150, 200, 9, 1 }, { 40, 4, 2, 32, 32, 40, 0, 0, 0, 0, 0 },
+        { 3, 3, 1, 16, 128, 260, 127, 129, 0, 0, 0 }, { 1, 12, 1, 40, 64, 385, 384, 257, 0, 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        tr_view k = hard(2, 1, 3, c[i].S, c[i].G, c[i].Dk);
+        tr_attn_args a = args(hard(1, 1, 3, c[i].T, c[i].H, c[i].Dk), k,
+                              hard(3, 1, 3, c[i].S, c[i].G, c[i].Dv), i % 3 ? 0.3 : 3);
+        a.pos = c[i].pos;
+        a.window = c[i].window;
+        a.chunk = c[i].chunk;
+        a.softcap = c[i].cap;
+        if (c[i].sink) a.sink = hard(4, 2, 1, c[i].H, 0, 0);
+        for (int64_t n = 0; n < c[i].S * c[i].G; n++) {
+            int64_t s = n / c[i].G, first = a.window ? a.pos - a.window + 1 : 0;
+            if (a.chunk && a.pos / a.chunk * a.chunk > first) first = a.pos / a.chunk * a.chunk;
+            if (s < first || s >= a.pos + c[i].T) {
+                ref_row(a.k, n)[0] = (float)NAN;
+                ref_row(a.v, n)[0] = (float)NAN;
+            }
+        }
+        BITS(attn, &a);
+        mem_free();
+    }
+}
+
+/* Keys far apart in size; a block whose maximum is below, at or above the one before. */
+static void folds(void)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        tr_view q = hard(1, 1, 3, 2, 3, 16), k = hard(2, 1, 3, 386, 1, 16);
+        tr_attn_args a = args(q, k, hard(3, 1, 3, 386, 1, 10), 1);
+        for (int64_t s = 0; s < 386; s++) {
+            static const float step[4][4] = {
+                { 1, 2, 3, 4 }, { 4, 3, 2, 1 }, { 2, 2, 2, 2 }, { 1, 400, -400, 1 }
+            };
+            for (int d = 0; d < 16; d++)
+                ref_row(k, s)[d] = mode == 2 && s % 128 ? ref_row(k, s % 128)[d]
+                                                        : ref_row(k, s)[d] * step[mode][s / 128];
+        }
+        a.pos = 384;
+        if (mode == 3) a.sink = hard(4, 900, 1, 3, 0, 0);
+        BITS(attn, &a);
+        mem_free();
+    }
+}
+
+/* A query alone, with no key behind its own, and among others with all keys there: the same bits;
+ * so the blocks belong to positions. */
+static void contract_pieces(void)
+{
+    tr_view q = hard(1, 1, 3, 300, 6, 24), k = hard(2, 1, 3, 300, 2, 24);
+    tr_view v = hard(3, 1, 3, 300, 2, 72), sink = hard(4, 3, 1, 6, 0, 0);
+    for (int mode = 0; mode < 5; mode++) {
+        tr_attn_args a = args(q, k, v, 0.3);
+        a.y = tr_view3(mem(300 * 6 * 72, 4), TR_F32, 300, 6, 72);
+        if (mode == 1) a.window = 90;
+        if (mode == 2) a.chunk = 70;
+        if (mode == 3) a.softcap = 4;
+        if (mode == 4) a.sink = sink;
+        CHECK_OK(ctx, tr_attn(ctx, &a));
+        for (int64_t t = 0, n; t < 300; t += n) {
+            tr_attn_args p = a;
+            n = t % 11 == 0 ? 1 : 3 + t % 60;
+            if (n > 300 - t) n = 300 - t;
+            p.pos = t;
+            p.q = tr_view_slice(q, 0, t, n);
+            p.k = tr_view_slice(k, 0, 0, t + n);
+            p.v = tr_view_slice(v, 0, 0, t + n);
+            p.y = tr_view3(mem(n * 6 * 72, 4), TR_F32, n, 6, 72);
+            CHECK_OK(ctx, tr_attn(ctx, &p));
+            bits_equal(p.y, tr_view_slice(a.y, 0, t, n), "pieces of the contract");
+        }
+    }
+    mem_free();
+}
+
 static void bad_arguments(void)
 {
     tr_attn_args good = args(new3(3, 6, 24), new3(7, 2, 24), new3(7, 2, 20), 0.2), a;
@@ -274,7 +366,11 @@ int main(int argc, char **argv)
     TEST(untouched);
     TEST(large_scores);
     TEST(threads);
+    TEST(contract_bits);
+    TEST(folds);
+    TEST(contract_pieces);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

@@ -345,6 +345,83 @@ static void extremes(void)
     CHECK_NEAR(S, &s0, 1, 1e-15);
 }
 
+/* The contract, to the bit: K off 16 and beyond a piece of 256, one decay a head (a stride of 0),
+ * no decay, all of it, betas of 0 and 1. */
+static void contract_bits(void)
+{
+    static const int64_t c[][4] = { /* T, H, K, V */
+        { 1, 1, 1, 1 }, { 3, 2, 15, 5 }, { 4, 3, 16, 17 }, { 5, 2, 33, 3 }, { 2, 1, 300, 4 },
+        { 40, 7, 32, 20 }
+    };
+    for (int i = 0; i < 6; i++)
+        for (int mode = 0; mode < 3; mode++) {
+            int64_t T = c[i][0], H = c[i][1], K = c[i][2], V = c[i][3];
+            tr_view g = hard(4, mode == 2 ? 60 : 0.5, 3, T, H, K), beta = hard(5, 0.4, 2, T, H, 0);
+            for (int64_t n = 0; n < T * H * K; n++) tr_view_f32(g)[n] = -fabsf(tr_view_f32(g)[n]);
+            for (int64_t n = 0; n < T * H; n++)
+                tr_view_f32(beta)[n] = n % 5 == 0 ? 1 : fabsf(tr_view_f32(beta)[n]);
+            if (mode == 1) { g.stride[2] = 0; g.shape[2] = K; }
+            tr_delta_args a = delta(hard(1, 0.3, 3, T, H, K), hard(2, 0.3, 3, T, H, K),
+                                    hard(3, 1, 3, T, H, V), g, beta, hard(6, 1, 3, H, V, K));
+            BITS(delta, &a);
+            mem_free();
+        }
+}
+
+static void conv_and_decay_bits(void)
+{
+    for (int i = 0; i < 24; i++) {          /* T < J - 1, T = 0, one tap */
+        int64_t T = i % 6, J = 1 + i / 6 * 2, C = i % 2 ? 37 : 700;
+        tr_conv_args a = conv(hard(1, 2, 2, T, C, 0), hard(2, 1, 2, C, J, 0),
+                              hard(3, 2, 2, C, J - 1, 0), i % 4 < 2);
+        if (T == 0) a.x.data = a.y.data = mem(1, 8);
+        if (T == 0) a.y.data = mem(1, 8);
+        BITS(shortconv, &a);
+        mem_free();
+    }
+    for (int i = 0; i < 6; i++) {
+        tr_decay_args a = decay(i % 2 ? TR_DECAY_SOFTPLUS : TR_DECAY_BOUNDED,
+                                hard(1, i < 2 ? 3 : 40, 3, 60, 5, 33), hard(2, 9, 2, 60, 5, 0),
+                                hard(3, i < 4 ? 1 : 30, 1, 5, 0, 0), hard(4, 2, 2, 5, 33, 0));
+        a.bound = -5.3;
+        BITS(decay, &a);
+        mem_free();
+    }
+}
+
+/* The raw step, and tokens in pieces: S and hist carry all there is. */
+static void contract_pieces(void)
+{
+    tr_view g = hard(4, 1, 3, 21, 3, 32);
+    for (int64_t n = 0; n < 21 * 3 * 32; n++) tr_view_f32(g)[n] = -fabsf(tr_view_f32(g)[n]);
+    tr_view S = hard(6, 1, 3, 3, 20, 32), S1 = exact_view(S, TR_F32, 0);
+    tr_view S2 = exact_view(S, TR_F32, 0), o = tr_view2(mem(20, 4), TR_F32, 1, 20);
+    tr_delta_args a = delta(hard(1, 0.3, 3, 21, 3, 32), hard(2, 0.3, 3, 21, 3, 32),
+                            hard(3, 1, 3, 21, 3, 20), g, hard(5, 0.5, 2, 21, 3, 0), S), p;
+    a.o = tr_view3(mem(21 * 60, 4), TR_F32, 21, 3, 20);
+    CHECK_OK(ctx, tr_delta(ctx, &a));
+    p = a;
+    p.S = S1;
+    for (int64_t t = 0, n; t < 21; t += n) {
+        n = t % 2 == 0 ? 1 : t + 5 > 21 ? 21 - t : 5;
+        p.o = tr_view3(mem(n * 60, 4), TR_F32, n, 3, 20);
+        p.q = tr_view_slice(a.q, 0, t, n);
+        p.k = tr_view_slice(a.k, 0, t, n);
+        p.v = tr_view_slice(a.v, 0, t, n);
+        p.g = tr_view_slice(a.g, 0, t, n);
+        p.beta = tr_view_slice(a.beta, 0, t, n);
+        CHECK_OK(ctx, tr_delta(ctx, &p));
+        bits_equal(p.o, tr_view_slice(a.o, 0, t, n), "o in pieces");
+    }
+    bits_equal(S1, S, "S in pieces");
+    for (int64_t t = 0; t < 21; t++)            /* head 0 alone */
+        tr_delta_step(tr_view_f32(o), tr_view_f32(S2), ref_row(a.q, 3 * t), ref_row(a.k, 3 * t),
+                      ref_row(a.v, 3 * t), ref_row(a.g, 3 * t), ref_row(a.beta, t)[0], 32, 20);
+    bits_equal(tr_view_at(S2, 0), tr_view_at(S, 0), "raw step");
+    bits_equal(o, tr_view_slice(tr_view_at(a.o, 20), 0, 0, 1), "raw step's o");
+    mem_free();
+}
+
 static void bad_arguments(void)
 {
     tr_conv_args cg = conv(new2(5, 8), new2(8, 4), new2(8, 3), 1), c;
@@ -408,7 +485,11 @@ int main(int argc, char **argv)
     TEST(pieces);
     TEST(matrix_form);
     TEST(extremes);
+    TEST(contract_bits);
+    TEST(conv_and_decay_bits);
+    TEST(contract_pieces);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

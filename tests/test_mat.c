@@ -1,8 +1,7 @@
 /* {sum} and {mat}: order, choice, products of every format at ragged shapes, threads. */
 #define TRILLION_IMPLEMENTATION
+#include "exact.h"
 #include "fixture.h"
-
-static tr_ctx *ctx;
 
 /* ---- sums ---- */
 
@@ -685,6 +684,96 @@ static void embed_refuses(void)
     CHECK_FAILS(ctx, TR_ERR_MISSING, "planned", tr_embed_f64(ctx, &a));
 }
 
+/* ---- the contract, to the bit ---- */
+
+/* Sixteen lanes, whatever the tail; absent elements are no products with 0, which would make +0 of
+ * a lane of -0: all lanes are -0 after products of opposite sign that are too small to see. */
+static void lanes(void)
+{
+    tr_view x = hard(1, 1e3, 1, 600, 0, 0), w = hard(2, 1, 1, 600, 0, 0);
+    float tiny[64], minus[64], y, want;
+    for (int64_t n = 0; n <= 600; n += n < 100 ? 1 : 37) {
+        y = tr_dot(tr_view_f32(x), tr_view_f32(w), n);
+        want = ref_dot(tr_view_f32(x), tr_view_f32(w), n);
+        CHECK_BITS(&y, &want, 4);
+        y = tr_sumsq(tr_view_f32(x), n);
+        want = ref_dot(tr_view_f32(x), tr_view_f32(x), n);
+        CHECK_BITS(&y, &want, 4);
+        y = tr_sum(tr_view_f32(x), n);
+        want = ref_sum(tr_view_f32(x), n);
+        CHECK_BITS(&y, &want, 4);
+    }
+    for (int i = 0; i < 64; i++) { tiny[i] = 1e-30f; minus[i] = -1e-30f; }
+    for (int64_t n = 0; n <= 64; n++) {
+        y = tr_dot(tiny, minus, n);
+        CHECK(y == 0 && (signbit(y) != 0) == (n >= 16));
+        y = tr_sum(minus, n);
+        want = 0;
+        CHECK(n == 0 ? tr_f32_bits(y) == tr_f32_bits(want) : y < 0);
+    }
+    mem_free();
+}
+
+/* Every format, columns off 16 and across pieces of 256, none at all; a bias; -0 and +-infinity. */
+static void contract_bits(void)
+{
+    static const int64_t Is[] = { 0, 1, 15, 16, 17, 31, 96, 255, 257, 288, 600 };
+    for (int f = 0; f < TR_FORMAT_COUNT; f++)
+        for (int k = 0; k < 11; k++) {
+            int64_t I = Is[k], O = k % 3 ? 37 : 5, N = k % 4 == 0 ? 9 : k % 2 + 1;
+            const tr_qformat *fm = tr_qformat_get((tr_format)f);
+            tr_weight w;
+            tr_matmul_args a;
+            tr_embed_args e;
+            void *q = mem(O * I, 8), *s = mem(O * (I + 32), 4);
+            if (f == TR_FMT_MXFP4 && I % 32) continue;
+            tr_view W = hard(1, 0.3, 2, O, I, 0), W64 = copy(W);
+            if (f == TR_FMT_F64)            /* these must be rounded */
+                for (int64_t i = 0; i < O * I; i++) f64(W64)[i] *= 1 + 0x1p-26;
+            if (f == TR_FMT_F64) q = W64.data;
+            else CHECK_OK(ctx, tr_quantize(ctx, fm, q, s, tr_view_f32(W), O, I,
+                                           f == TR_FMT_MXFP4 ? 1 : 7, f == TR_FMT_MXFP4 ? 32 : 24));
+            CHECK_OK(ctx, tr_weight_of(ctx, &w, fm, "w", q, fm->scaled ? s : NULL, O, I,
+                                       f == TR_FMT_MXFP4 ? 1 : 7, f == TR_FMT_MXFP4 ? 32 : 24));
+            memset(&a, 0, sizeof a);
+            a.x = hard(2, 50, 2, N, I, 0);
+            if (k % 2) a.bias = hard(3, 2, 1, O, 0, 0);
+            a.y = new2(N, O);
+            a.w = &w;
+            BITS(matmul, &a);
+            if (I) tr_view_f32(a.x)[0] = INFINITY;
+            if (I > 20) tr_view_f32(a.x)[20] = -3e38f;
+            BITS(matmul, &a);
+            memset(&e, 0, sizeof e);
+            e.ids = new_i32(1, 6, 0);
+            for (int i = 0; i < 6; i++) i32(e.ids)[i] = (int32_t)(i * 7 % O);
+            e.y = new2(6, I);
+            e.w = &w;
+            BITS(embed, &e);
+            mem_free();
+        }
+}
+
+/* One token, a band of rows, and gaps: what a row gives does not depend on its company. */
+static void contract_alone(void)
+{
+    tr_weight w = exact_weight(TR_FMT_FP8_BLOCK, 130, 608), band = tr_weight_rows(&w, 61, 9);
+    tr_view x = hard(1, 50, 2, 9, 608, 0), wide = tr_view2(mem(9 * 140, 4), TR_F32, 9, 140);
+    tr_matmul_args a = args(&w, 9), b = a;
+    a.x = x;
+    a.y = tr_view_slice(wide, 1, 4, 130);
+    CHECK_OK(ctx, tr_matmul(ctx, &a));
+    for (int64_t n = 0; n < 9; n++) {
+        b.w = &band;
+        b.x = tr_view_slice(x, 0, n, 1);
+        b.y = tr_view2(mem(9, 4), TR_F32, 1, 9);
+        CHECK_OK(ctx, tr_matmul(ctx, &b));
+        CHECK_BITS(b.y.data, ref_row(a.y, n) + 61, 9 * 4);
+        CHECK(ref_row(wide, n)[3] == 0 && ref_row(wide, n)[134] == 0);
+    }
+    mem_free();
+}
+
 int main(int argc, char **argv)
 {
     fixture_args(argc, argv);
@@ -707,6 +796,10 @@ int main(int argc, char **argv)
     close_contexts();
     TEST(embedding);
     TEST(embed_refuses);
+    TEST(lanes);
+    TEST(contract_bits);
+    TEST(contract_alone);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

@@ -169,6 +169,48 @@ static void pieces_and_threads(void)
     mem_free();
 }
 
+/* The contract, to the bit, beyond one block of keys and with stored formats; and the absorbed form
+ * against the expanded definition on inputs of another kind than the cases'. */
+static void contract_bits(void)
+{
+    static const int64_t c[][8] = {     /* T, H, S, pos, Dn, Dr, Dv, R */
+        { 1, 1, 1, 0, 1, 0, 1, 1 }, { 3, 2, 150, 126, 17, 5, 9, 33 },
+        { 2, 3, 300, 298, 16, 8, 16, 64 },
+        { 5, 9, 140, 125, 31, 16, 70, 48 }, { 9, 2, 33, 24, 128, 64, 128, 96 }
+    };
+    for (int i = 0; i < 5; i++)
+        for (int f = 0; f < (i < 3 ? 3 : 1); f++) {
+            int64_t T = c[i][0], H = c[i][1], S = c[i][2], Dn = c[i][4], Dr = c[i][5], Dv = c[i][6];
+            int64_t R = c[i][7], rows = H * (Dn + Dv);
+            tr_format format = f == 0 ? TR_FMT_F32 : f == 1 ? TR_FMT_BF16 : TR_FMT_FP8_BLOCK;
+            tr_view W = hard(1, 0.5, 2, rows, R, 0);
+            tr_mla_args a;
+            tr_weight w;
+            void *q = mem(rows * R, 4), *s = mem(rows * R, 4);
+            memset(&a, 0, sizeof a);
+            CHECK_OK(ctx, tr_quantize(ctx, tr_qformat_get(format), q, s, tr_view_f32(W), rows, R,
+                                      128, 128));
+            CHECK_OK(ctx, tr_weight_of(ctx, &w, tr_qformat_get(format), "kv_b", q, s, rows, R, 128,
+                                       128));
+            a.y = new3(T, H, Dv);
+            a.q = hard(2, 1, 3, T, H, Dn + Dr);
+            a.latent = hard(3, 1, 2, S, R + Dr, 0);
+            a.absorbed = new3(T, H, 2 * R + Dr);
+            a.kv_b = &w;
+            a.rope = Dr;
+            a.pos = c[i][3];
+            a.scale = 0.2;
+            BITS(mla, &a);
+            a.q = copy(a.q);
+            a.latent = copy(a.latent);
+            a.kv = new2(S, rows);
+            a.absorbed = tr_view_none();
+            if (f == 0) BOTH(mla, &a);
+            mem_free();
+        }
+    exact_report();
+}
+
 static void bad_arguments(void)
 {
     tr_weight w, other;
@@ -209,7 +251,9 @@ int main(int argc, char **argv)
     TEST(mla_cases);
     TEST(equals_attention);
     TEST(pieces_and_threads);
+    TEST(contract_bits);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

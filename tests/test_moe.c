@@ -389,6 +389,85 @@ static void permuted_and_threads(void)
     mem_free();
 }
 
+/* The contract, to the bit: few values, so that ties abound in experts and in groups; zeros of
+ * both signs; biases that make all c negative, or -infinity; scores that saturate. */
+static void route_bits(void)
+{
+    for (int i = 0; i < 240; i++) {
+        int64_t E = i % 3 ? 24 : 64, K = 1 + i % 5, G = i % 4 ? 1 : 8;
+        tr_view logits = hard((uint64_t)i, i % 7 ? 2 : 60, 2, 12, E, 0), bias = tr_view_none();
+        tr_route_args a;
+        for (int64_t n = 0; i % 2 && n < 12 * E; n++)
+            tr_view_f32(logits)[n] = roundf(tr_view_f32(logits)[n]);
+        if (i % 3) bias = hard((uint64_t)i + 1000, 0.3, 1, E, 0, 0);
+        for (int64_t e = 0; i % 3 && e < E; e++) {
+            float *b = tr_view_f32(bias) + e;
+            *b = i % 5 == 1 ? -3 : i % 5 == 2 && e % 3 ? -INFINITY : roundf(*b * 4) / 4;
+        }
+        a = route(logits, bias, K);
+        a.groups = G;
+        a.keep = G == 1 ? 1 : 1 + i % 3;
+        if (a.keep * E / G < K) a.keep = G;
+        a.score = i % 8 < 4 ? TR_SCORE_SIGMOID : TR_SCORE_SOFTMAX;
+        a.renorm = i % 11 > 2;
+        a.scale = i % 2 ? 2.446 : 1;
+        a.renorm_eps = i % 13 ? 1e-20 : 0.01;
+        BITS(route, &a);
+        mem_free();
+    }
+    tr_route_args a = route(hard(1, 3, 2, 40, 896, 0), hard(2, 0.1, 1, 896, 0, 0), 16);
+    BITS(route, &a);                                    /* many rows: threads */
+    a = route(hard(1, 3, 2, 5, 6, 0), tr_view_none(), 2);
+    a.groups = a.keep = 6;                              /* groups of one */
+    a.keep = 3;
+    BITS(route, &a);
+    mem_free();
+}
+
+/* Weights as files hold them; rows longer than a piece of 256; slots that nobody has. */
+static void experts_bits(void)
+{
+    enum { N = 7, K = 3, E = 5, F = 96, D = 288, O = 33 };
+    static const tr_format format[3] = { TR_FMT_F32, TR_FMT_BF16, TR_FMT_MXFP4 };
+    for (int i = 0; i < 6; i++) {
+        const tr_qformat *f = tr_qformat_get(format[i % 3]);
+        tr_weight *w[3];
+        experts m;
+        tr_view ids = new_i32(2, N, K);
+        for (int k = 0; k < 3; k++) {
+            w[k] = (tr_weight *)mem(E, sizeof *w[k]);
+            for (int e = 0; e < E; e++) {
+                int64_t rows = k == 2 ? O : F, cols = k == 2 ? F : D;
+                tr_view x = hard((uint64_t)(10 * k + e), 0.2, 2, rows, cols, 0);
+                void *q = mem(rows * cols, 4), *s = mem(rows * cols, 1);
+                CHECK_OK(ctx, tr_quantize(ctx, f, q, s, tr_view_f32(x), rows, cols, 1, 32));
+                CHECK_OK(ctx, tr_weight_of(ctx, &w[k][e], f, "w", q, s, rows, cols, 1, 32));
+            }
+        }
+        m.gate = w[0]; m.up = w[1]; m.down = w[2];
+        m.E = E; m.F = F; m.O = O;
+        for (int n = 0; n < N * K; n++)
+            i32(ids)[n] = n % K == 2 && n % 2 ? -1 : n % K + n / K % 3;
+        tr_experts_args a = dispatched(ctx, hard(50, 1, 2, N, D, 0), ids, &m,
+                                       i / 3 ? "situ" : "silu");
+        BITS(experts, &a);
+        mem_free();
+    }
+}
+
+/* In increasing index from +0, fused: also with weights of 0 and products below any number. */
+static void combine_bits(void)
+{
+    for (int64_t K = 1; K < 10; K++) {
+        tr_combine_args a;
+        a.x = hard(1, K == 3 ? 1e-38 : 5, 3, 40, K, 75);
+        a.weights = hard(2, K == 3 ? 1e-8 : 0.3, 2, 40, K, 0);
+        a.y = new2(40, 75);
+        BITS(combine, &a);
+        mem_free();
+    }
+}
+
 static void bad_arguments(void)
 {
     tr_route_args good = route(new2(3, 8), new1(8), 2), r;
@@ -487,7 +566,11 @@ int main(int argc, char **argv)
     TEST(dispatch_order);
     TEST(experts_and_products);
     TEST(permuted_and_threads);
+    TEST(route_bits);
+    TEST(experts_bits);
+    TEST(combine_bits);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

@@ -119,6 +119,57 @@ static void threads(void)
     mem_free();
 }
 
+/* The contract, to the bit: all kinds and what may follow them, tails of 16, groups, one row of
+ * zeros, rows too large for their sum of squares, subnormal ones. */
+static void contract_bits(void)
+{
+    static const int64_t size[] = { 1, 2, 15, 16, 17, 33, 100, 272 };
+    for (int i = 0; i < 8 * 3 * 4; i++) {
+        int64_t D = size[i % 8];
+        tr_norm_args a = args((tr_norm_kind)(i / 8 % 3), hard(1, i % 5 ? 3 : 1e-42, 3, 3, 5, D),
+                              i / 24 ? hard(2, 1, 1, D, 0, 0) : tr_view_none(), 1e-5);
+        if (a.kind == TR_NORM_LAYER && i / 24 > 1) a.bias = hard(3, 1, 1, D, 0, 0);
+        if (i / 24 == 2) a.gate = hard(4, 4, 3, 3, 5, D);
+        if (i / 24 == 3) a.form = TR_NORM_ONE_PLUS_W;
+        if (i / 24 == 3) a.scale = 0.3;
+        if (D % 2 == 0 && i / 24 == 1) a.groups = 2;
+        if (i % 7 == 0) a.eps = 0;                      /* zeros: 0 / 0 */
+        BITS(norm, &a);
+        if (i % 4 == 0) {                               /* beyond 2^128: r is 0 */
+            a.x = hard(5, 1e25, 3, 3, 5, D);
+            BITS(norm, &a);
+        }
+        mem_free();
+    }
+    tr_norm_args a = args(TR_NORM_RMS, hard(1, 3, 3, 37, 11, 160), hard(2, 1, 1, 160, 0, 0), 1e-6);
+    tr_view y;
+    BITS(norm, &a);                                     /* large enough for seven threads */
+    a.y = y = exact_view(a.x, TR_F32, 1);
+    CHECK_OK(ctx, tr_norm(ctx, &a));
+    a.y = a.x = exact_view(a.x, TR_F32, 0);
+    CHECK_OK(ctx, tr_norm(ctx, &a));
+    bits_equal(a.x, y, "y is x");
+    mem_free();
+}
+
+static void raw_kernels(void)
+{
+    tr_view x = hard(1, 3, 2, 9, 75, 0), w = hard(2, 1, 1, 75, 0, 0), b = hard(3, 1, 1, 75, 0, 0);
+    tr_view y = exact_view(x, TR_F32, 1);
+    for (int k = 0; k < 3; k++) {
+        tr_norm_args a = args((tr_norm_kind)k, x, k == 1 ? tr_view_none() : w, 1e-5);
+        a.y = exact_view(x, TR_F32, 1);
+        if (k == 2) a.bias = b;
+        CHECK_OK(ctx, ref_norm(ctx, &a));
+        if (k == 0) tr_rmsnorm(tr_view_f32(y), tr_view_f32(x), tr_view_f32(w), 9, 75, 1e-5f);
+        if (k == 1) tr_l2norm(tr_view_f32(y), tr_view_f32(x), 9, 75, 1e-5f);
+        if (k == 2) tr_layernorm(tr_view_f32(y), tr_view_f32(x), tr_view_f32(w), tr_view_f32(b), 9,
+                                 75, 1e-5f);
+        bits_equal(y, a.y, "raw kernels");
+    }
+    mem_free();
+}
+
 static void bad_arguments(void)
 {
     tr_view x = new2(3, 8), w = new1(8);
@@ -178,7 +229,10 @@ int main(int argc, char **argv)
     TEST(eps_and_scale);
     TEST(groups_and_strides);
     TEST(threads);
+    TEST(contract_bits);
+    TEST(raw_kernels);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

@@ -129,6 +129,29 @@ static void threads(void)
     mem_free();
 }
 
+/* The contract, to the bit: no source but one, many, equal ones; D off 16; rows of zeros. */
+static void contract_bits(void)
+{
+    static const int64_t c[][3] = { /* n, N, D */
+        { 0, 4, 40 }, { 1, 3, 1 }, { 3, 5, 15 }, { 2, 4, 16 }, { 9, 40, 113 }, { 255, 2, 17 }
+    };
+    for (int i = 0; i < 6; i++)
+        for (int mode = 0; mode < 3; mode++) {
+            int64_t n = c[i][0], N = c[i][1], D = c[i][2];
+            tr_mix_args a = mix(hard(1, mode == 2 ? 1e15 : 2, 3, n, N, D), hard(2, 2, 2, N, D, 0),
+                                hard(3, 1, 1, D, 0, 0), hard(4, 1, 1, D, 0, 0), 1e-5);
+            tr_add_args b;
+            if (mode == 1 && n > 1)         /* equal sources: equal scores */
+                memcpy(a.snaps.data, ref_row(a.snaps, N), (size_t)(N * D) * 4);
+            if (mode < 2) a.probs = new2(N, n + 1);
+            BITS(mix, &a);
+            b.y = b.a = a.h;
+            b.b = hard(5, 2, 2, N, D, 0);
+            BITS(add, &b);
+            mem_free();
+        }
+}
+
 static void bad_arguments(void)
 {
     tr_mix_args good = mix(new3(2, 5, 8), new2(5, 8), new1(8), new1(8), 1e-5), a;
@@ -169,7 +192,9 @@ int main(int argc, char **argv)
     TEST(attn_res_cases);
     TEST(sizes);
     TEST(threads);
+    TEST(contract_bits);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

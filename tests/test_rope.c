@@ -276,6 +276,29 @@ static void threads(void)
     mem_free();
 }
 
+/* The contract, to the bit: both layouts, a factor, far positions, turning back. */
+static void contract_bits(void)
+{
+    for (int k = 0; k < 6; k++) {
+        int64_t d = k % 3 == 0 ? 2 : k % 3 == 1 ? 34 : 128;
+        tr_view x = hard((uint64_t)k, 3, 3, 130, 3, d), inv_freq = new1(d / 2);
+        tr_view pos = tr_view1(mem(130, 8), TR_I64, 130);
+        tr_rope_cfg c = cfg_of(TR_ROPE_DEFAULT, k % 2 ? 5e4 : 1e6, d);
+        tr_rope_args a;
+        double mult;
+        CHECK_OK(ctx, tr_rope_freqs_f64(ctx, f64(inv_freq), &mult, &c));
+        for (int64_t i = 0; k == 4 && i < d / 2; i++) f64(inv_freq)[i] *= -1;
+        for (int64_t i = 0; i < 130; i++) i64(pos)[i] = i < 100 ? i : ((int64_t)1 << (i - 100)) - i;
+        a.x = x;
+        a.pos = pos;
+        a.inv_freq = inv_freq;
+        a.mult = k > 2 ? 1.2079441541679836 : 1;
+        a.layout = k % 2 ? TR_ROPE_HALF : TR_ROPE_INTERLEAVED;
+        BITS(rope, &a);
+        mem_free();
+    }
+}
+
 static void bad_arguments(void)
 {
     tr_rope_cfg good = cfg_of(TR_ROPE_YARN, 1e4, 64), c;
@@ -340,7 +363,9 @@ int main(int argc, char **argv)
     TEST(other_numbers);
     TEST(rotations);
     TEST(threads);
+    TEST(contract_bits);
     TEST(bad_arguments);
+    exact_ctx(-1);
     tr_ctx_free(ctx);
     return test_end();
 }

@@ -77,7 +77,10 @@
  *     tr_status, and the sentence is in the context (tr_err_last). Outputs come first after ctx.
  *     Zero means off; a number that changes results is never filled in for the caller. The library
  *     does not print, exit, read the environment or keep hidden state. A tr_ctx and what was made
- *     with it belong to one thread at a time; two contexts do not know of each other.
+ *     with it belong to one thread at a time; two contexts do not know of each other. What takes a
+ *     context or a run computes under the contract's rounding whatever the thread's is, and leaves
+ *     that as it was; functions without one compute under the caller's. Taps and operators of the
+ *     caller's own are called under the contract's.
  *
  * SWITCHES   (define to 1 before including; none changes a struct or a number)
  *
@@ -1514,7 +1517,9 @@ typedef struct tr_build {
 } tr_build;
 
 TR_API tr_build  tr_build_info(const tr_ctx *ctx);
-/* Rounding mode, subnormals, no contraction, known answers of formats. Names what failed. */
+/* Tests, in the clones that ctx runs and under the thread's own rounding: nearest even, subnormals,
+ * products and sums left apart, sums left in order, divisions, roots, signs of zero, NaN, fmaf;
+ * then known answers of formats and kernels. Names what failed; takes some 10 microseconds. */
 TR_API tr_status tr_selftest(tr_ctx *ctx);
 
 #ifdef __cplusplus
@@ -1568,7 +1573,7 @@ typedef enum tri_kind { TRI_NOTHING, TRI_FILE, TRI_DIR, TRI_OTHER } tri_kind;
 static tri_kind  tri_os_kind(const char *path, uint64_t *bytes);
 static tr_status tri_os_fail(tr_ctx *ctx, const char *path, const char *what);  /* says errno */
 static tr_cpu    tri_os_cpu(void);                      /* the best clones that this machine runs */
-typedef struct tri_fpenv { uint64_t was; } tri_fpenv;
+typedef struct tri_fpenv { uint64_t was; } tri_fpenv;      /* how the thread rounded */
 static tri_fpenv tri_os_fp_begin(void);                 /* nearest even, subnormals kept */
 static void      tri_os_fp_end(tri_fpenv e);            /* as it was */
 typedef struct tri_tiles tri_tiles;
@@ -2886,7 +2891,7 @@ static int64_t tri_row_at(tr_view v, int64_t i)
 static double *tri_row_f64(tr_view v, int64_t i) { return (double *)v.data + tri_row_at(v, i); }
 static float  *tri_row_f32(tr_view v, int64_t i) { return (float *)v.data + tri_row_at(v, i); }
 
-tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
+static tr_status tri_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
 {
     char a[96], b[96];
     int64_t rows = tri_rows(src), n = src.rank ? src.shape[src.rank - 1] : 1;
@@ -2917,6 +2922,14 @@ tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
         }
     }
     return TR_OK;
+}
+
+tr_status tr_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
+{
+    tri_fpenv env = tri_os_fp_begin();
+    tr_status s = tri_view_copy(ctx, dst, src);
+    tri_os_fp_end(env);
+    return s;
 }
 
 /* ============================================================================
@@ -3183,7 +3196,7 @@ static tr_status tri_weight_bad(tr_ctx *ctx, const tr_weight *w, int64_t r, int6
 }
 
 /* What is finite in binary32 is finite in binary64, so one pass serves both. */
-tr_status tr_weight_check(tr_ctx *ctx, tr_weight *w)
+static tr_status tri_weight_check(tr_ctx *ctx, tr_weight *w)
 {
     float buf[TRI_PIECE];
     if (w->finite) return TR_OK;
@@ -3198,6 +3211,14 @@ tr_status tr_weight_check(tr_ctx *ctx, tr_weight *w)
         }
     w->finite = 1;
     return TR_OK;
+}
+
+tr_status tr_weight_check(tr_ctx *ctx, tr_weight *w)
+{
+    tri_fpenv env = tri_os_fp_begin();
+    tr_status s = tri_weight_check(ctx, w);
+    tri_os_fp_end(env);
+    return s;
 }
 
 /* Narrowing. The scale of a block comes from its largest magnitude:
@@ -3286,6 +3307,8 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
 {
     tri_quant j;
     size_t q_bytes, s_bytes;
+    tri_fpenv env;
+    tr_status st = TR_OK;
     TRI_TRY(tr_qformat_bytes(ctx, f, rows, cols, block_rows, block_cols, &q_bytes, &s_bytes));
     j.ctx = ctx;
     j.f = f;
@@ -3297,10 +3320,12 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
     j.block_rows = f->scaled ? block_rows : 1;      /* plain: a block is a row, and s is 1 */
     j.block_cols = f->scaled ? block_cols : cols;
     if (!rows || !cols) return TR_OK;
-    for (int64_t br = 0; br < tri_blocks(rows, j.block_rows); br++)
-        for (int64_t bc = 0; bc < tri_blocks(cols, j.block_cols); bc++)
-            TRI_TRY(tri_quant_block(&j, br, bc));
-    return TR_OK;
+    env = tri_os_fp_begin();
+    for (int64_t br = 0; st == TR_OK && br < tri_blocks(rows, j.block_rows); br++)
+        for (int64_t bc = 0; st == TR_OK && bc < tri_blocks(cols, j.block_cols); bc++)
+            st = tri_quant_block(&j, br, bc);
+    tri_os_fp_end(env);
+    return st;
 }
 
 /* ============================================================================
@@ -4641,7 +4666,8 @@ static tr_status tri_above(tr_ctx *ctx, const char *name, double x, double least
     return tr_fail(ctx, TR_ERR_RANGE, "rope: %s is %g, must be above %g", name, x, least);
 }
 
-tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult, const tr_rope_cfg *c)
+static tr_status tri_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult,
+                                    const tr_rope_cfg *c)
 {
     int yarn = c->kind == TR_ROPE_YARN, llama3 = c->kind == TR_ROPE_LLAMA3;
     if ((int)c->kind < 0 || c->kind > TR_ROPE_LLAMA3)
@@ -4676,6 +4702,14 @@ tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult, const t
     if (llama3) tri_freqs_llama3_f64(inv_freq, c);
     *mult = yarn ? tri_yarn_mult(c) : 1;
     return TR_OK;
+}
+
+tr_status tr_rope_freqs_f64(tr_ctx *ctx, double *inv_freq, double *mult, const tr_rope_cfg *c)
+{
+    tri_fpenv env = tri_os_fp_begin();
+    tr_status s = tri_rope_freqs_f64(ctx, inv_freq, mult, c);
+    tri_os_fp_end(env);
+    return s;
 }
 
 /* DeepSeek puts yarn's correction into the softmax scale instead (modeling_deepseek_v3): there
@@ -6017,7 +6051,9 @@ static tr_status tri_experts_check(tr_ctx *ctx, tr_dtype t, const tr_experts_arg
 tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
 {
     int64_t K = a->y.shape[1], E = a->offset.shape[0] - 1, F = a->g.shape[1];
+    tri_fpenv env;
     TRI_TRY(tri_experts_check(ctx, TR_F64, a));
+    env = tri_os_fp_begin();
     for (int64_t s = 0; s < tri_rows(a->y); s++)
         for (int64_t o = 0; o < a->y.shape[2]; o++) tri_row_f64(a->y, s)[o] = 0;
     for (int64_t e = 0; e < E; e++) {
@@ -6033,6 +6069,7 @@ tr_status tr_experts_f64(tr_ctx *ctx, const tr_experts_args *a)
         }
         tri_slots_matmul_f64(ctx, a->y, a->g, 1, &a->down[e], slot, n);
     }
+    tri_os_fp_end(env);
     return TR_OK;
 }
 
@@ -6809,6 +6846,7 @@ tr_status tr_json_num(const tr_json *j, const tr_json_node *n, double *out)
     size_t k = 0, first;
     int64_t e = 0, x = 0;           /* exponent of the digits kept; as written */
     int point = 0, more = 0, neg;
+    tri_fpenv env;
     *out = 0;
     if (!n || n->type != TR_JSON_NUM) return tri_json_not(j, n, "no number");
     s = tr_json_str(j, n);
@@ -6830,7 +6868,9 @@ tr_status tr_json_num(const tr_json *j, const tr_json_node *n, double *out)
         e += neg ? -x : x;
     }
     snprintf(b + k, sizeof b - k, "e%lld", (long long)e);
+    env = tri_os_fp_begin();
     *out = strtod(b, NULL);
+    tri_os_fp_end(env);
     if (!(*out - *out == 0)) {
         *out = 0;
         return tri_json_not(j, n, "beyond the range of binary64");
@@ -8868,10 +8908,13 @@ tr_status tr_config_parse(tr_ctx *ctx, tr_config *out, const char *name, const c
 {
     tr_json j;
     tr_sha256 hash;
+    tri_fpenv env;
     tr_status s;
     memset(out, 0, sizeof *out);
     TRI_TRY(tr_json_parse(ctx, &j, name, text, n));
+    env = tri_os_fp_begin();
     s = tri_config_read(ctx, out, &j, opts);
+    tri_os_fp_end(env);
     tr_json_free(&j);
     tr_sha256_init(&hash);
     tr_sha256_update(&hash, text, n);
@@ -9716,11 +9759,13 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
 {
     tr_model *m;
     void *p;
+    tri_fpenv env;
     tr_status s;
     *out = NULL;
     TRI_TRY(tr_alloc(ctx, &p, sizeof *m));
     m = (tr_model *)p;
     m->ctx = ctx;
+    env = tri_os_fp_begin();
     s = tr_config_load(ctx, &m->cfg, dir, opts ? &opts->config : NULL);
     m->layers = m->cfg.layers;
     if (s == TR_OK && opts) {
@@ -9733,12 +9778,10 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
     }
     if (s == TR_OK) s = tr_shards_open(ctx, &m->shards, dir, opts ? opts->lenient : 0);
     if (s == TR_OK) s = tri_model_bind(ctx, m);
-    if (s != TR_OK) {
-        tr_model_close(m);
-        return s;
-    }
-    *out = m;
-    return TR_OK;
+    tri_os_fp_end(env);
+    if (s != TR_OK) tr_model_close(m);
+    else *out = m;
+    return s;
 }
 
 tr_status tr_model_new_dry(tr_ctx *ctx, tr_model **out, tr_config *c)
@@ -10759,6 +10802,7 @@ tr_status tr_run_new(tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *
     tr_run *r;
     size_t need;
     void *p;
+    tri_fpenv env;
     tr_status s;
     *out = NULL;
     TRI_TRY(tri_check_run(ctx, m, opts));
@@ -10769,6 +10813,7 @@ tr_status tr_run_new(tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *
     r->model = m;
     r->opts = *opts;
     r->ops = opts->ops ? *opts->ops : opts->profile->ops();
+    env = tri_os_fp_begin();
     s = tri_run_measure(r, NULL);
     need = r->arena.peak;
     if (s == TR_OK) s = tr_arena_new(ctx, &r->arena, need);
@@ -10776,6 +10821,7 @@ tr_status tr_run_new(tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *
     if (s == TR_OK)
         s = tr_state_new(ctx, &r->state, &m->cfg, m->first, m->layers, opts->B, opts->capacity,
                          opts->profile->act, 0);
+    tri_os_fp_end(env);
     if (s != TR_OK) tr_run_free(r);
     else *out = r;
     return s;
@@ -10859,13 +10905,16 @@ static tr_status tri_take_hidden(tr_run *r, const tr_hidden *in, int64_t N)
 tr_status tr_forward(tr_run *r, const tr_batch *b, const tr_hidden *in)
 {
     int64_t N, i = 0, *pos = (int64_t *)r->pos.data;
+    tri_fpenv env;
     tr_status s;
     TRI_TRY(tri_check_batch(r, b, &N));
     TRI_TRY(tri_take_hidden(r, in, N));
     for (int64_t k = 0; k < b->B; k++)
         for (int64_t t = 0; t < b->T[k]; t++) pos[i++] = r->state.len[k] + t;
     r->state.spoilt = 1;
+    env = tri_os_fp_begin();            /* for what is computed between operators, too */
     s = tri_forward_layers(r, b, N);
+    tri_os_fp_end(env);
     tr_arena_rewind(&r->arena, r->fixed_bytes);
     r->state.spoilt = s != TR_OK;
     if (s == TR_OK)
@@ -10873,7 +10922,7 @@ tr_status tr_forward(tr_run *r, const tr_batch *b, const tr_hidden *in)
     return s;
 }
 
-tr_status tr_tap_state(tr_run *r)
+static tr_status tri_tap_state(tr_run *r)
 {
     const tr_state *st = &r->state;
     char name[256];
@@ -10897,6 +10946,14 @@ tr_status tr_tap_state(tr_run *r)
             }
         }
     return TR_OK;
+}
+
+tr_status tr_tap_state(tr_run *r)
+{
+    tri_fpenv env = tri_os_fp_begin();
+    tr_status s = tri_tap_state(r);
+    tri_os_fp_end(env);
+    return s;
 }
 
 /* ============================================================================
@@ -11047,6 +11104,7 @@ tr_status tr_plan_model(tr_ctx *ctx, tr_plan *out, tr_model *m, const tr_run_opt
 {
     tri_counter k;
     void *p;
+    tri_fpenv env;
     tr_status s;
     memset(out, 0, sizeof *out);
     TRI_TRY(tri_alloc_n(ctx, &p, m->cfg.layers, sizeof *out->layer));
@@ -11058,10 +11116,12 @@ tr_status tr_plan_model(tr_ctx *ctx, tr_plan *out, tr_model *m, const tr_run_opt
     }
     k.m = m;
     k.plan = out;
+    env = tri_os_fp_begin();
     s = tr_config_each(ctx, &m->cfg, tri_count, &k);
     for (int64_t l = 0; s == TR_OK && l < out->layers; l++)
         s = tri_count_state(ctx, m, opts->profile->act, &out->layer[l]);
     if (s == TR_OK) s = tri_plan_run(ctx, out, m, opts);
+    tri_os_fp_end(env);
     if (s != TR_OK) tr_plan_free(ctx, out);
     return s;
 }
@@ -11120,13 +11180,15 @@ tr_status tr_prefill(tr_run *r, const tr_batch *b)
 
 int32_t tr_argmax(tr_view row)
 {
-    int64_t best = 0, n = tr_view_numel(row);
+    int64_t best = -1, n = tr_view_numel(row);
+    tri_fpenv env = tri_os_fp_begin();
     for (int64_t i = 0; i < n; i++) {
         double v = tr_get_f64(row.data, row.dtype, i);
-        if (v != v) return -1;
-        if (v > tr_get_f64(row.data, row.dtype, best)) best = i;
+        if (v != v) { best = -1; break; }
+        if (best < 0 || v > tr_get_f64(row.data, row.dtype, best)) best = i;
     }
-    return n ? (int32_t)best : -1;
+    tri_os_fp_end(env);
+    return (int32_t)best;
 }
 
 tr_status tr_generate(tr_run *r, const int32_t *prompt, int64_t T, int64_t n, int32_t *out)
@@ -11419,6 +11481,7 @@ tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b)
     char sa[96], sb[96];
     double aa = 0, bb = 0, ab = 0, dd = 0;
     int64_t n = tr_view_numel(b);
+    tri_fpenv env;
     memset(out, 0, sizeof *out);
     while (a.rank > 1 && a.shape[0] == 1) a = tr_view_at(a, 0);
     while (b.rank > 1 && b.shape[0] == 1) b = tr_view_at(b, 0);
@@ -11427,6 +11490,7 @@ tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b)
                        tr_view_str(b, sb));
     if (!tr_view_is_contig(a) || !tr_view_is_contig(b))
         return tr_fail(ctx, TR_ERR_ARG, "differences are taken of contiguous views");
+    env = tri_os_fp_begin();
     out->n = n;
     out->worst = -1;
     for (int64_t i = 0; i < n; i++) {
@@ -11456,6 +11520,7 @@ tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b)
                  ? out->max_abs / out->max_b : HUGE_VAL;
     out->rms_ratio = dd == 0 ? 0 : bb > 0 ? sqrt(dd / bb) : HUGE_VAL;
     out->cosine = aa > 0 && bb > 0 ? ab / (sqrt(aa) * sqrt(bb)) : aa == bb ? 1 : 0;
+    tri_os_fp_end(env);
     return TR_OK;
 }
 
@@ -11463,11 +11528,14 @@ tr_status tr_diff_views(tr_ctx *ctx, tr_diff *out, tr_view a, tr_view b)
  * 33. Self-test {self}
  *
  * A header cannot see the flags it is compiled with, nor what the host program did to the rounding
- * mode. It can see answers: a few sums, products and formats whose result is known and differs
- * under each of the usual mistakes.
+ * mode. It can see answers: operations whose result is known and differs under each of the usual
+ * mistakes, done by the clone that will do the work, since a compiler that may fuse finds the
+ * instruction for it there and not in what it compiles for every machine. Whatever passes these
+ * and still computes otherwise should show in the hashes of some kernels that come after.
  *
- * Traps. A compiler computes constants itself, with its own rounding: the operands must be
- * volatile.
+ * Traps. A compiler computes constants itself, with its own rounding: operands come from memory
+ * through a pointer to a function, where it cannot follow them. What is tested is the thread's own
+ * rounding, not the one that kernels set.
  * ========================================================================= */
 
 tr_build tr_build_info(const tr_ctx *ctx)
@@ -11500,23 +11568,289 @@ tr_build tr_build_info(const tr_ctx *ctx)
     return b;
 }
 
-/* The operands are volatile so that the arithmetic is done by this machine when it runs, with the
- * rounding and flushing that the host program has set, and not by the compiler. */
+/* Each probe is one expression of a, b and c in both types, and what it means if the answer is not
+ * the known one. d is one divisor for all lanes; TRI_ROOT and TRI_FUSED are the type's own. */
+#define TRI_NOT_NEAREST "arithmetic does not round to nearest even"
+#define TRI_FLUSHES     "arithmetic flushes subnormal numbers to zero"
+#define TRI_FUSES       "the compiler fuses a product and a sum that are written apart; build " \
+                        "with -ffp-contract=off"
+#define TRI_REORDERS    "the compiler reorders sums; build with -fno-associative-math"
+#define TRI_DIVIDES     "the compiler does not divide as written; build with -fno-reciprocal-math"
+#define TRI_NO_SIGN     "the compiler drops the sign of zero; build with -fsigned-zeros"
+#define TRI_NO_NAN      "the compiler takes it that no number is NaN or infinite; build with " \
+                        "-fno-finite-math-only"
+
+#define TRI_PROBES(X)                                                           \
+    X(ADD,       a + b,                         TRI_NOT_NEAREST)                \
+    X(MUL,       a * b,                         TRI_FLUSHES)                    \
+    X(MUL_ADD,   a * b + c,                     TRI_FUSES)                      \
+    X(MUL_SUB,   a * b - c,                     TRI_FUSES)                      \
+    X(SUB_MUL,   c - a * b,                     TRI_FUSES)                      \
+    X(BACK,      (a + b) - a,                   TRI_REORDERS)                   \
+    X(DIV,       a / b,                         TRI_DIVIDES)                    \
+    X(DIV_ALL,   a / d,                         TRI_DIVIDES)                    \
+    X(DIV_3,     a / 3,                         TRI_DIVIDES)                    \
+    X(ROOT,      TRI_ROOT(a),                   "square roots are not rounded correctly")   \
+    X(PLUS_0,    a + 0,                         TRI_NO_SIGN)                    \
+    X(FROM_0,    0 - a,                         TRI_NO_SIGN)                    \
+    X(MAX,       a > b ? a : b,                 TRI_NO_SIGN)                    \
+    X(NAN,       a == a ? b : c,                TRI_NO_NAN)                     \
+    X(FINITE,    isfinite(a) ? b : c,           TRI_NO_NAN)                     \
+    X(FUSED,     TRI_FUSED(a, b, c),            "fmaf does not round once")
+
+#define TRI_ENUM(op, expression, flaw) TRI_P_##op,
+typedef enum tri_probe { TRI_PROBES(TRI_ENUM) TRI_PROBE_COUNT } tri_probe;
+#undef TRI_ENUM
+
+/* The bits of the operands and of the answer. */
+typedef struct tri_answer { tri_probe op; uint64_t a, b, c, want; } tri_answer;
+
+static const tri_answer tri_answers_f32[] = {
+    { TRI_P_ADD, 0x3f800000, 0x33800000, 0, 0x3f800000 },   /* a tie: to even */
+    { TRI_P_ADD, 0x3f800001, 0x33800000, 0, 0x3f800002 },   /* a tie: to even, upwards */
+    { TRI_P_ADD, 0x3f800000, 0x33c00000, 0, 0x3f800001 },
+    { TRI_P_ADD, 0xbf800000, 0xb3c00000, 0, 0xbf800001 },
+    { TRI_P_ADD, 0xbf800000, 0xb3000000, 0, 0xbf800000 },
+    { TRI_P_ADD, 0x3f800000, 0x33000000, 0, 0x3f800000 },
+    { TRI_P_MUL, 0x00800000, 0x3e800000, 0, 0x00200000 },   /* a subnormal result */
+    { TRI_P_MUL, 0x00200000, 0x41800000, 0, 0x01800000 },   /* a subnormal operand */
+    { TRI_P_MUL, 0x00000001, 0x3f400000, 0, 0x00000001 },
+    { TRI_P_MUL_ADD, 0x3f800800, 0x3f800800, 0xbf801000, 0 },
+    { TRI_P_MUL_SUB, 0x3f800800, 0x3f800800, 0x3f801000, 0 },
+    { TRI_P_SUB_MUL, 0x3f800800, 0x3f800800, 0x3f801000, 0 },
+    { TRI_P_BACK, 0x3f800000, 0x33000000, 0, 0 },
+    { TRI_P_BACK, 0x3f800000, 0x33c00000, 0, 0x34000000 },
+    { TRI_P_DIV, 0x40a00000, 0x42440000, 0, 0x3dd0fac7 },
+    { TRI_P_DIV, 0x3f800000, 0x40400000, 0, 0x3eaaaaab },
+    { TRI_P_DIV, 0x00800000, 0x40400000, 0, 0x002aaaab },
+    { TRI_P_DIV_ALL, 0x40a00000, 0x42440000, 0, 0x3dd0fac7 },
+    { TRI_P_DIV_ALL, 0x41200000, 0x42440000, 0, 0x3e50fac7 },
+    { TRI_P_DIV_3, 0x40a00000, 0, 0, 0x3fd55555 },
+    { TRI_P_DIV_3, 0x40e00000, 0, 0, 0x40155555 },
+    { TRI_P_ROOT, 0x40000000, 0, 0, 0x3fb504f3 },
+    { TRI_P_ROOT, 0x40400000, 0, 0, 0x3fddb3d7 },
+    { TRI_P_ROOT, 0x3f7fffff, 0, 0, 0x3f7fffff },
+    { TRI_P_ROOT, 0x00000001, 0, 0, 0x1a3504f3 },
+    { TRI_P_PLUS_0, 0x80000000, 0, 0, 0 },
+    { TRI_P_FROM_0, 0, 0, 0, 0 },
+    { TRI_P_MAX, 0, 0x80000000, 0, 0x80000000 },
+    { TRI_P_MAX, 0x80000000, 0, 0, 0 },
+    { TRI_P_NAN, 0x7fc00000, 0x3f800000, 0x40000000, 0x40000000 },
+    { TRI_P_FINITE, 0x7f800000, 0x3f800000, 0x40000000, 0x40000000 },
+    { TRI_P_FUSED, 0x3f800800, 0x3f800800, 0xbf801000, 0x33800000 },   /* what the product leaves */
+    { TRI_P_FUSED, 0x46c2c200, 0x38284000, 0x21800000, 0x3f800001 },   /* just above a tie */
+    { TRI_P_FUSED, 0x46c2c200, 0x38284000, 0xa1800000, 0x3f800000 },   /* just below */
+    { TRI_P_FUSED, 0x19ffffff, 0x1a000000, 0x00000001, 0x00000001 },   /* subnormal, below a tie */
+    { TRI_P_FUSED, 0x40400000, 0x40a00000, 0xc1700000, 0 },   /* +0 */
+    { TRI_P_FUSED, 0x80000000, 0x3f800000, 0x80000000, 0x80000000 },   /* -0 */
+};
+
+static const tri_answer tri_answers_f64[] = {
+    { TRI_P_ADD, 0x3ff0000000000000, 0x3ca0000000000000, 0, 0x3ff0000000000000 },
+    { TRI_P_ADD, 0x3ff0000000000001, 0x3ca0000000000000, 0, 0x3ff0000000000002 },
+    { TRI_P_ADD, 0x3ff0000000000000, 0x3ca8000000000000, 0, 0x3ff0000000000001 },
+    { TRI_P_ADD, 0xbff0000000000000, 0xbca8000000000000, 0, 0xbff0000000000001 },
+    { TRI_P_ADD, 0xbff0000000000000, 0xbc90000000000000, 0, 0xbff0000000000000 },
+    { TRI_P_ADD, 0x3ff0000000000000, 0x3c90000000000000, 0, 0x3ff0000000000000 },
+    { TRI_P_MUL, 0x0010000000000000, 0x3fd0000000000000, 0, 0x0004000000000000 },
+    { TRI_P_MUL, 0x0004000000000000, 0x4030000000000000, 0, 0x0030000000000000 },
+    { TRI_P_MUL, 0x0000000000000001, 0x3fe8000000000000, 0, 0x0000000000000001 },
+    { TRI_P_MUL_ADD, 0x3ff0000002000000, 0x3ff0000002000000, 0xbff0000004000000, 0 },
+    { TRI_P_MUL_SUB, 0x3ff0000002000000, 0x3ff0000002000000, 0x3ff0000004000000, 0 },
+    { TRI_P_SUB_MUL, 0x3ff0000002000000, 0x3ff0000002000000, 0x3ff0000004000000, 0 },
+    { TRI_P_BACK, 0x3ff0000000000000, 0x3c90000000000000, 0, 0 },
+    { TRI_P_BACK, 0x3ff0000000000000, 0x3ca8000000000000, 0, 0x3cb0000000000000 },
+    { TRI_P_DIV, 0x4014000000000000, 0x4048800000000000, 0, 0x3fba1f58d0fac688 },
+    { TRI_P_DIV, 0x3ff0000000000000, 0x4008000000000000, 0, 0x3fd5555555555555 },
+    { TRI_P_DIV, 0x0010000000000000, 0x4008000000000000, 0, 0x0005555555555555 },
+    { TRI_P_DIV_ALL, 0x4014000000000000, 0x4048800000000000, 0, 0x3fba1f58d0fac688 },
+    { TRI_P_DIV_ALL, 0x4024000000000000, 0x4048800000000000, 0, 0x3fca1f58d0fac688 },
+    { TRI_P_DIV_3, 0x4014000000000000, 0, 0, 0x3ffaaaaaaaaaaaab },
+    { TRI_P_DIV_3, 0x401c000000000000, 0, 0, 0x4002aaaaaaaaaaab },
+    { TRI_P_ROOT, 0x4000000000000000, 0, 0, 0x3ff6a09e667f3bcd },
+    { TRI_P_ROOT, 0x4008000000000000, 0, 0, 0x3ffbb67ae8584caa },
+    { TRI_P_ROOT, 0x3fefffffffffffff, 0, 0, 0x3fefffffffffffff },
+    { TRI_P_ROOT, 0x0000000000000001, 0, 0, 0x1e60000000000000 },
+    { TRI_P_PLUS_0, 0x8000000000000000, 0, 0, 0 },
+    { TRI_P_FROM_0, 0, 0, 0, 0 },
+    { TRI_P_MAX, 0, 0x8000000000000000, 0, 0x8000000000000000 },
+    { TRI_P_MAX, 0x8000000000000000, 0, 0, 0 },
+    { TRI_P_NAN, 0x7ff8000000000000, 0x3ff0000000000000, 0x4000000000000000, 0x4000000000000000 },
+    { TRI_P_FINITE, 0x7ff0000000000000, 0x3ff0000000000000, 0x4000000000000000,
+      0x4000000000000000 },
+};
+
+/* Every lane holds the same operands: some lie in a vector of whatever width, and some behind. */
+#define TRI_PROBE_LANES 19
+typedef struct tri_probe_f32 { tri_probe op; float  v[4][TRI_PROBE_LANES]; } tri_probe_f32;
+typedef struct tri_probe_f64 { tri_probe op; double v[4][TRI_PROBE_LANES]; } tri_probe_f64;
+
+#define TRI_CASE(op, expression, flaw)                                          \
+    case TRI_P_##op:                                                            \
+        for (int64_t i = begin; i < end; i++) {                                 \
+            a = j->v[0][i]; b = j->v[1][i]; c = j->v[2][i];                     \
+            j->v[3][i] = expression;                                            \
+        }                                                                       \
+        break;
+
+#define TRI_ROOT(a) sqrtf(a)
+#define TRI_FUSED(a, b, c) tri_fmaf(hw, a, b, c)
+TRI_INLINE void tri_probe_rows_f32(int hw, void *user, int64_t begin, int64_t end)
+{
+    tri_probe_f32 *j = (tri_probe_f32 *)user;
+    float a, b, c, d = j->v[1][0];
+    switch (j->op) { TRI_PROBES(TRI_CASE) default: break; }
+}
+TRI_CLONES(tri_probe_rows_f32)
+#undef TRI_ROOT
+#undef TRI_FUSED
+
+#define TRI_ROOT(a) sqrt(a)
+#define TRI_FUSED(a, b, c) (a)              /* the contract fuses in binary32 alone */
+TRI_INLINE void tri_probe_rows_f64(int hw, void *user, int64_t begin, int64_t end)
+{
+    tri_probe_f64 *j = (tri_probe_f64 *)user;
+    double a, b, c, d = j->v[1][0];
+    (void)hw;
+    switch (j->op) { TRI_PROBES(TRI_CASE) default: break; }
+}
+TRI_CLONES(tri_probe_rows_f64)
+#undef TRI_ROOT
+#undef TRI_FUSED
+#undef TRI_CASE
+
+static int tri_answers_so_f32(const tr_ctx *ctx, const tri_answer *t)
+{
+    tri_probe_f32 p;
+    p.op = t->op;
+    for (int i = 0; i < TRI_PROBE_LANES; i++) {
+        p.v[0][i] = tr_f32_from_bits((uint32_t)t->a);
+        p.v[1][i] = tr_f32_from_bits((uint32_t)t->b);
+        p.v[2][i] = tr_f32_from_bits((uint32_t)t->c);
+    }
+    tri_probe_rows_f32_clones[ctx->cpu](&p, 0, TRI_PROBE_LANES);
+    for (int i = 0; i < TRI_PROBE_LANES; i++)
+        if (tr_f32_bits(p.v[3][i]) != t->want) return 0;
+    return 1;
+}
+
+static int tri_answers_so_f64(const tr_ctx *ctx, const tri_answer *t)
+{
+    tri_probe_f64 p;
+    p.op = t->op;
+    for (int i = 0; i < TRI_PROBE_LANES; i++) {
+        p.v[0][i] = tri_f64_from_bits(t->a);
+        p.v[1][i] = tri_f64_from_bits(t->b);
+        p.v[2][i] = tri_f64_from_bits(t->c);
+    }
+    tri_probe_rows_f64_clones[ctx->cpu](&p, 0, TRI_PROBE_LANES);
+    for (int i = 0; i < TRI_PROBE_LANES; i++)
+        if (tri_f64_bits(p.v[3][i]) != t->want) return 0;
+    return 1;
+}
+
 static tr_status tri_test_arithmetic(tr_ctx *ctx)
 {
-    volatile double one = 1, half_ulp = DBL_EPSILON / 2, more = DBL_EPSILON * 3 / 4;
-    volatile double x = 1 + DBL_EPSILON * 4194304;          /* x^2 is inexact in its last bit */
-    volatile double tiny = DBL_MIN, minus;
-    volatile float tinyf = FLT_MIN;
-    double sum = one + half_ulp, up = one + more, down = -one - more;
-    if (sum != 1 || up != 1 + DBL_EPSILON || down != -1 - DBL_EPSILON)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "arithmetic does not round to nearest even");
-    if (tiny / 4 == 0 || tinyf / 4 == 0)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "arithmetic flushes subnormal numbers to zero");
-    minus = -(x * x);
-    if (x * x + minus != 0)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "the compiler fuses a product and a sum that are "
-                       "written apart; build with -ffp-contract=off");
+#define TRI_TEXT(op, expression, flaw) flaw,
+    static const char *const flaws[] = { TRI_PROBES(TRI_TEXT) };
+#undef TRI_TEXT
+    for (size_t k = 0; k < sizeof tri_answers_f32 / sizeof tri_answers_f32[0]; k++)
+        if (!tri_answers_so_f32(ctx, &tri_answers_f32[k]))
+            return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s", flaws[tri_answers_f32[k].op]);
+    for (size_t k = 0; k < sizeof tri_answers_f64 / sizeof tri_answers_f64[0]; k++)
+        if (!tri_answers_so_f64(ctx, &tri_answers_f64[k]))
+            return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s", flaws[tri_answers_f64[k].op]);
+    if (tri_f64_bits(0.1) != 0x3fb999999999999au)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "the compiler narrows constants to binary32; build "
+                       "with -fno-single-precision-constant");
+    return TR_OK;
+}
+
+/* Some kernels on a few numbers, each to one hash of its bits. */
+enum { TRI_K_EXP, TRI_K_SIGMOID, TRI_K_TANH, TRI_K_SOFTPLUS, TRI_K_SUM, TRI_K_POSITIONS,
+       TRI_K_PRODUCT, TRI_K_ATTENTION, TRI_K_COUNT };
+static const struct { const char *name; uint64_t want; } tri_known[TRI_K_COUNT] = {
+    { "exp",             0xeca20a36d34a25e6u },
+    { "sigmoid",         0x46d0c4d7f86b6c34u },
+    { "tanh",            0xcec32b75ea47b600u },
+    { "softplus",        0xb733f4207bfdc227u },
+    { "dot, sum",        0x695e5d20bc9d2af2u },
+    { "pow64, sincos64", 0xabe0aa2e85300f11u },
+    { "matmul",          0xa40bc1ce69462d65u },
+    { "attn",            0x732a58475cdc9882u }
+};
+
+#define TRI_SAMPLES 41
+typedef struct tri_sample {
+    float x[4 * TRI_SAMPLES], y[TRI_K_COUNT][TRI_SAMPLES];
+    double d[TRI_SAMPLES];
+} tri_sample;
+
+TRI_INLINE void tri_sample_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    tri_sample *j = (tri_sample *)user;
+    for (int64_t i = begin; i < end; i++) j->y[TRI_K_EXP][i] = tri_expf(j->x[i]);
+    for (int64_t i = begin; i < end; i++) j->y[TRI_K_SIGMOID][i] = tri_sigmoidf(j->x[i]);
+    for (int64_t i = begin; i < end; i++) j->y[TRI_K_TANH][i] = tri_tanhf(j->x[i]);
+    for (int64_t i = begin; i < end; i++) j->y[TRI_K_SOFTPLUS][i] = tri_softplusf(j->x[i]);
+    j->y[TRI_K_SUM][0] = tri_dot(hw, j->x, j->x + end, end - begin);
+    j->y[TRI_K_SUM][1] = tri_sum(j->x, end - begin);
+}
+TRI_CLONES(tri_sample_rows)
+
+/* y [2, 3] = x [2, 41] W [3, 41]^T + b. */
+static tr_status tri_sample_product(tr_ctx *ctx, tri_sample *j)
+{
+    tr_matmul_args a;
+    tr_weight w;
+    TRI_TRY(tr_weight_of(ctx, &w, tr_qformat_get(TR_FMT_F32), "self-test", j->x + 5, NULL, 3,
+                         TRI_SAMPLES, 0, 0));
+    a.y = tr_view2(j->y[TRI_K_PRODUCT], TR_F32, 2, 3);
+    a.x = tr_view2(j->x, TR_F32, 2, TRI_SAMPLES);
+    a.w = &w;
+    a.bias = tr_view1(j->x + 7, TR_F32, 3);
+    return tr_matmul(ctx, &a);
+}
+
+/* Two heads of width 6 see the last 20 of 131 keys: they lie in two blocks. Row s of the keys, and
+ * of the values, begins at number s of x, so that few numbers do for all of them. */
+static tr_status tri_sample_attention(tr_ctx *ctx, tri_sample *j)
+{
+    tr_attn_args a;
+    memset(&a, 0, sizeof a);
+    a.y = tr_view3(j->y[TRI_K_ATTENTION], TR_F32, 1, 2, 6);
+    a.q = tr_view3(j->x + 140, TR_F32, 1, 2, 6);
+    a.k = tr_view3(j->x + 3, TR_F32, 131, 1, 6);
+    a.v = tr_view3(j->x + 20, TR_F32, 131, 1, 6);
+    a.k.stride[0] = a.v.stride[0] = 1;
+    a.pos = 130;
+    a.window = 20;
+    a.scale = 0.1;
+    return tr_attn(ctx, &a);
+}
+
+static tr_status tri_test_kernels(tr_ctx *ctx)
+{
+    tri_sample j;
+    memset(&j, 0, sizeof j);
+    for (uint64_t i = 0; i < 4 * TRI_SAMPLES; i++)          /* 24 bits, from -8 to 8 */
+        j.x[i] = (float)((int32_t)(tri_mix64(i + 1) >> 40) - 8388608) / 1048576;
+    tri_sample_rows_clones[ctx->cpu](&j, 0, TRI_SAMPLES);
+    for (int i = 0; i + 3 < TRI_SAMPLES; i += 3) {
+        tr_sincos64(1000 * (double)j.x[i], &j.d[i], &j.d[i + 1]);
+        j.d[i + 2] = tr_pow64(8.5 + (double)j.x[i + 1], (double)j.x[i + 2]);
+    }
+    TRI_TRY(tri_sample_product(ctx, &j));
+    TRI_TRY(tri_sample_attention(ctx, &j));
+    for (int k = 0; k < TRI_K_COUNT; k++) {
+        uint64_t h = 0;
+        for (int i = 0; i < TRI_SAMPLES; i++)
+            h = tri_mix64(h ^ (k == TRI_K_POSITIONS ? tri_f64_bits(j.d[i])
+                                                    : tr_f32_bits(j.y[k][i])));
+        if (h != tri_known[k].want)
+            return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: a known answer is wrong: this build "
+                           "computes other bits", tri_known[k].name);
+    }
     return TR_OK;
 }
 
@@ -11539,7 +11873,8 @@ static tr_status tri_test_formats(tr_ctx *ctx)
 tr_status tr_selftest(tr_ctx *ctx)
 {
     TRI_TRY(tri_test_arithmetic(ctx));
-    return tri_test_formats(ctx);
+    TRI_TRY(tri_test_formats(ctx));
+    return tri_test_kernels(ctx);
 }
 
 /* ============================================================================
@@ -11579,20 +11914,25 @@ static tr_cpu tri_os_cpu(void)
 }
 
 /* The control word that says how to round and what becomes of subnormals. The assembler lines are
- * also barriers: what is computed from memory stays on its side of them. */
-#if defined(__GNUC__) && defined(__x86_64__)
+ * also barriers: what is computed from memory stays on its side of them. x86 has a second word, of
+ * the old unit, in which libc looks up how strtod shall round; its two bits go above mxcsr. */
+#if defined(__GNUC__) && defined(__SSE2__)
 #define TRI_FP_PLAIN 0x1f80u                    /* mxcsr: all exceptions masked, nothing else */
-#define TRI_FP_BITS  0xffc0u                    /* without the flags that exceptions leave */
+#define TRI_FP_BITS  0xc000000ffc0u             /* without the flags that exceptions leave */
 static uint64_t tri_os_fp_get(void)
 {
     uint32_t w;
-    __asm__ volatile("stmxcsr %0" : "=m"(w) : : "memory");
-    return w;
+    uint16_t old;
+    __asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(w), "=m"(old) : : "memory");
+    return w | (uint64_t)(old & 0xc00u) << 32;
 }
 static void tri_os_fp_set(uint64_t word)
 {
     uint32_t w = (uint32_t)word;
-    __asm__ volatile("ldmxcsr %0" : : "m"(w) : "memory");
+    uint16_t old;
+    __asm__ volatile("fnstcw %0" : "=m"(old));
+    old = (uint16_t)((old & ~0xc00u) | (word >> 32 & 0xc00u));
+    __asm__ volatile("ldmxcsr %0\n\tfldcw %1" : : "m"(w), "m"(old) : "memory");
 }
 #elif defined(__GNUC__) && defined(__aarch64__)
 #define TRI_FP_PLAIN 0u                         /* fpcr */

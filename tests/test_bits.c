@@ -36,26 +36,30 @@ static void one_model(size_t model, tr_cpu cpu, int threads, const bits_cell *ce
     tr_ctx_free(ctx);
 }
 
-/* Pieces of 7 and all; batch of 1 and 3 (2, without the longest prompt, to save time). */
+/* Pieces of 7 and all x batch of 1 and 2, the longest prompt left to cpus(); two of these also with
+ * 1 and 7 threads. */
 static void threads_pieces_batch(void)
 {
-    static const bits_cell cell[] = { { 7, 1, 2 }, { 0, 1, 1 }, { 7, 2, 1 }, { 0, 2, 1 } };
-    static const int threads[] = { 1, 2, 7 };
-    for (size_t m = 0; m < BITS_MODELS; m++)
-        for (int i = 0; i < 3; i++) one_model(m, TR_CPU_BEST, threads[i], cell, 4);
+    static const bits_cell cell[] = { { 7, 2, 1 }, { 0, 1, 2 }, { 0, 2, 1 }, { 7, 1, 2 } };
+    for (size_t m = 0; m < BITS_MODELS; m++) {
+        one_model(m, TR_CPU_BEST, 1, cell, 2);
+        one_model(m, TR_CPU_BEST, 2, cell, 4);
+        one_model(m, TR_CPU_BEST, 7, cell, 2);
+    }
 }
 
-/* Whole prompts, on each cpu that is here. */
+/* The longest prompt on each cpu that is here; all three at once on the best. */
 static void cpus(void)
 {
-    static const bits_cell cell[] = { { 7, 3, 0 } };
+    static const bits_cell one[] = { { 64, 1, 0 } }, three[] = { { 16, 3, 0 } };
     tr_ctx *ctx = bits_ctx(TR_CPU_BEST, 1);
     tr_cpu best = ctx ? tr_ctx_cpu(ctx) : TR_CPU_BASE;
     tr_ctx_free(ctx);
-    for (int c = TR_CPU_BASE; c <= (int)best; c++) {
-        printf("  %s\n", tr_cpu_name((tr_cpu)c));
-        for (size_t m = 0; m < BITS_MODELS; m++) one_model(m, (tr_cpu)c, 2, cell, 1);
+    for (size_t m = 0; m < BITS_MODELS; m++) {
+        for (int c = TR_CPU_BASE; c < (int)best; c++) one_model(m, (tr_cpu)c, 2, one, 1);
+        one_model(m, best, 3, three, 1);
     }
+    printf("  up to %s\n", tr_cpu_name(best));
 }
 
 /* The list belongs to this version of the contract. */

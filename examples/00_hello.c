@@ -3,8 +3,8 @@
 /* The shortest useful program: open a checkpoint as it was released, give the model a prompt of
  * three token ids, and let it continue. The checkpoint is a Kimi K3 small enough for the repository
  * (9 layers, 12 experts each); with the real one only the directory would be another. The weights
- * are random, so the ids mean nothing, but they are right: every number on the way is a binary64
- * one, and the same on every machine. */
+ * are random, so the ids mean nothing, but they are right: every number on the way is a binary32
+ * one that docs/numerics.md fixes to the last bit, so they are the same on every machine. */
 
 #define TRILLION_IMPLEMENTATION
 #include "trillion.h"

@@ -2,9 +2,9 @@
 
 /* Latent attention remembers one short row a token. It can be read in two ways: make the keys and
  * values of all heads again and attend to them (expanded), or carry the query into the latent,
- * attend there, and carry only the result out (absorbed). The library's definition expands; here
- * the absorbed form is written out beside it, and both give the same numbers. Then what the latent
- * saves in released models. */
+ * attend there, and carry only the result out (absorbed). The oracle's definition expands, the
+ * exact profile absorbs; here the absorbed form is written out beside the definition, and both give
+ * the same numbers but for rounding. Then what the latent saves in released models. */
 #define TRILLION_IMPLEMENTATION
 #include "trillion.h"
 #include <math.h>

@@ -3559,14 +3559,15 @@ int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
 /* ============================================================================
  * 9. Products {mat}
  *
- *     y[n, o] = sum_i x[n, i] W[o, i]  + b[o]        i increasing from +0, then the bias
+ *     y[n, o] = sum_i x[n, i] W[o, i]  + b[o]        the sum from +0, then the bias
  *
  * A row of W is one output and a row of x is one token, so y = x W^T: both are read along their
  * rows. The embedding is the row of W that the token's id names.
  *
- * We take a row of W in pieces, decode each piece once for all tokens, and carry every token's sum
- * in y from piece to piece. So any storage is read in place, nothing is allocated, and the sum is
- * the chain of tr_dot_f64 whatever the number of tokens. Threads own rows of W.
+ * We take rows of W in pieces, decode each piece once for many tokens, and carry every token's sum
+ * from piece to piece: one chain in the definition, sixteen lanes in the contract's kernel. So any
+ * storage is read in place, nothing is allocated, and the sum is that of tr_dot_f64, or of tr_dot,
+ * whatever the number of tokens. Threads own rows of W.
  *
  * Traps. Without columns the sum is empty: y is the bias or 0, not what was there before. Without
  * tokens there is nothing to do, and no error. Adding the sum of each piece to y, instead of
@@ -4889,7 +4890,8 @@ static tr_status tri_attn_check(tr_ctx *ctx, tr_dtype t, const tr_attn_args *a)
 {
     int64_t T = a->q.shape[0], H = a->q.shape[1], G = a->k.shape[1], S = a->k.shape[0];
     TRI_TRY(tri_fit(ctx, t, "attn",
-                    "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]", a->y, a->q, a->k, a->v, a->sink, a->probs));
+                    "y[T,H,Dv] q[T,H,Dk] k[S,G,Dk] v[S,G,Dv] sink?[H] probs?[H,T,S]",
+                    a->y, a->q, a->k, a->v, a->sink, a->probs));
     TRI_TRY(tri_factor(ctx, "attn: scale", a->scale));
     TRI_TRY(tri_not_below_0(ctx, "attn: softcap", a->softcap));
     TRI_TRY(tri_attn_positions(ctx, "attn", T, S, a->pos));
@@ -5091,9 +5093,10 @@ tr_status tr_attn(tr_ctx *ctx, const tr_attn_args *a)
  * 14. Latent attention {mla}
  *
  * Keys and values of all heads are products of one short row a token, the latent, and only that
- * row is remembered: 576 numbers instead of 40,960 in DeepSeek-V3. This is the expanded form, which
- * makes keys and values again and attends as always; the absorbed form carries the queries into
- * the latent instead and is equal in exact arithmetic.
+ * row is remembered: 576 numbers instead of 40,960 in DeepSeek-V3. The definition is the expanded
+ * form, which makes keys and values again and attends as always; the contract's kernel is the
+ * absorbed form, which carries the queries into the latent instead and is equal in exact
+ * arithmetic.
  *
  * Traps. The rows of kv_b go head by head, [k_n | v], not all keys and then all values. The norms
  * before kv_b and q_b use eps 1e-6 whatever the config says (the fact mla.inner_eps, which
@@ -5441,7 +5444,8 @@ static tr_status tri_delta_check(tr_ctx *ctx, tr_dtype t, const tr_delta_args *a
     tr_view g = a->g;
     if (g.rank == 3 && g.stride[2] == 0) g.stride[2] = 1;   /* one decay a head is allowed */
     TRI_TRY(tri_fit(ctx, t, "delta",
-                    "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]", a->o, a->q, a->k, a->v, g, a->beta, a->S));
+                    "o[T,H,V] q[T,H,K] k[T,H,K] v[T,H,V] g[T,H,K] beta[T,H] S[H,V,K]",
+                    a->o, a->q, a->k, a->v, g, a->beta, a->S));
     if (a->S.shape[0] > 0 && !tr_view_is_contig(tr_view_at(a->S, 0)))
         return tr_fail(ctx, TR_ERR_SHAPE, "delta: the matrix of a head has gaps");
     return TR_OK;
@@ -5644,7 +5648,8 @@ tr_status tr_mix_f64(tr_ctx *ctx, const tr_mix_args *a)
     return TR_OK;
 }
 
-/* The contract's: scores in sixteen lanes over d; the few sources in sequence. */
+/* The contract's: scores in sixteen lanes over d; the few sources in sequence, and p = fl(e / t)
+ * before the products, where the definition divides last. */
 TRI_INLINE float tri_mix_score(int hw, const tr_mix_args *a, const float *V)
 {
     const float *norm = tr_view_f32(a->norm), *proj = tr_view_f32(a->proj);
@@ -6018,7 +6023,8 @@ static tr_status tri_experts_check(tr_ctx *ctx, tr_dtype t, const tr_experts_arg
     const int32_t *offset = (const int32_t *)a->offset.data;
     int64_t N = a->y.shape[0], K = a->y.shape[1], E = a->offset.shape[0] - 1;
     TRI_TRY(tri_fit(ctx, t, "experts",
-                    "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]", a->y, a->x, a->order, a->offset, a->g, a->u));
+                    "y[N,K,O] x[N,I] order:I32[NK] offset:I32[E+1] g[NK,F] u[NK,F]",
+                    a->y, a->x, a->order, a->offset, a->g, a->u));
     if (E < 1 || a->order.shape[0] != N * K)
         return tr_fail(ctx, TR_ERR_SHAPE, "experts: %lld tokens of %lld slots, but order has %lld, "
                        "offset %lld", (long long)N, (long long)K, (long long)a->order.shape[0],
@@ -6239,6 +6245,17 @@ static double tri_extent(tr_view v)
 
 static int64_t tri_params(const tr_weight *w) { return w->rows * w->cols; }
 
+/* Expanded: kv_b for every key, then attention. Absorbed: kv_b for every query (its key half on the
+ * way in, its value half on the way out), then attention over the latent rows. */
+static double tri_mla_flops(const tr_mla_args *a)
+{
+    double S = (double)a->latent.shape[0], T = (double)a->q.shape[0];
+    double kv = (double)tri_params(a->kv_b);
+    if (tr_view_is_none(a->absorbed))
+        return 2 * kv * S + 2 * (tri_extent(a->q) + tri_extent(a->y)) * S;
+    return 2 * kv * T + 2 * tri_extent(a->absorbed) * S;
+}
+
 #define TRI_DRY(op, args, y, params, flops)                                         \
     static tr_status tri_dry_##op(void *user, tr_ctx *ctx, const args *a)           \
     {                                                                               \
@@ -6253,9 +6270,7 @@ TRI_DRY(gate, tr_gate_args, a->y, 0, 0)
 TRI_DRY(rope, tr_rope_args, a->x, 0, 0)
 TRI_DRY(attn, tr_attn_args, a->y, 0,
         2 * tri_extent(a->q) * (double)a->k.shape[0] + 2 * tri_extent(a->y) * (double)a->k.shape[0])
-TRI_DRY(mla, tr_mla_args, a->y, tri_params(a->kv_b),
-        2 * (double)tri_params(a->kv_b) * (double)a->latent.shape[0] +
-        2 * (tri_extent(a->q) + tri_extent(a->y)) * (double)a->latent.shape[0])
+TRI_DRY(mla, tr_mla_args, a->y, tri_params(a->kv_b), tri_mla_flops(a))
 TRI_DRY(shortconv, tr_conv_args, a->y, 0, 2 * tri_extent(a->y) * (double)a->w.shape[1])
 TRI_DRY(decay, tr_decay_args, a->g, 0, 0)
 TRI_DRY(delta, tr_delta_args, a->o, 0, 7 * tri_extent(a->o) * (double)a->S.shape[2])

@@ -688,7 +688,7 @@ static void embed_refuses(void)
 
 /* Sixteen lanes, whatever the tail; absent elements are no products with 0, which would make +0 of
  * a lane of -0: all lanes are -0 after products of opposite sign that are too small to see. */
-static void lanes(void)
+static void tails(void)
 {
     tr_view x = hard(1, 1e3, 1, 600, 0, 0), w = hard(2, 1, 1, 600, 0, 0);
     float tiny[64], minus[64], y, want;
@@ -796,7 +796,7 @@ int main(int argc, char **argv)
     close_contexts();
     TEST(embedding);
     TEST(embed_refuses);
-    TEST(lanes);
+    TEST(tails);
     TEST(contract_bits);
     TEST(contract_alone);
     exact_ctx(-1);

@@ -12595,6 +12595,11 @@ TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float
     if (w->format->scaled && (w->format->s != scale || w->block_cols != 1 << t.shift)) return 0;
     if (q == TR_F4E2M1 && w->block_cols != 32) return 0;
     t.stride = w->q_stride;
+    if (w->format->s == TR_E8M0 && w->block_rows == 1) {    /* scales of the next panel */
+        const unsigned char *s = (const unsigned char *)w->s + (w->row0 + o) * w->s_stride;
+        int64_t bytes = TRI_TILE_O * w->s_stride;
+        for (int64_t i = 0; i < bytes; i += 64) TRI_AHEAD(s + bytes + i);
+    }
     for (; c < K; c += len) {
         len = tri_least(K - c, TRI_PANEL);
         if (!tri_stream_scales(&t, w, o, c, len)) break;

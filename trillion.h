@@ -12167,6 +12167,12 @@ static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, 
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
+/* g++ 12 takes the undefined upper operands of its own intrinsics for mistakes. */
+#if !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 /* Sixteen lanes are one register, 24 outputs 24 of the 32. */
 TRI_AVX512 TRI_INLINE void tri_tile512(int N, int O, float (*lane)[TRI_TILE_O][TR_LANES],
                                        const float *const *x, const float *w, int64_t stride,
@@ -12409,10 +12415,9 @@ TRI_AVX512 static void tri_e8m0_avx512(const unsigned char *s, int64_t n, float 
 {
     for (int64_t i = 0; i < n; i += 16) {
         __mmask16 there = (__mmask16)((1u << tri_least(n - i, 16)) - 1), least;
-        __m512i u = _mm512_maskz_cvtepu8_epi32(there, _mm_maskz_loadu_epi8(there, s + i));
+        __m512i u = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, s + i));
         least = _mm512_testn_epi32_mask(u, u);
-        u = _mm512_mask_set1_epi32(_mm512_maskz_slli_epi32(there, u, 23), least,
-                                   0x400000);
+        u = _mm512_mask_set1_epi32(_mm512_slli_epi32(u, 23), least, 0x400000);
         _mm512_mask_storeu_epi32(y + i, there, u);
     }
 }
@@ -12617,6 +12622,10 @@ TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float
 static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL, tri_tile_t_avx2 };
 static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
                                              tri_tile_t_avx512 };
+
+#if !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 static const tri_tiles *tri_os_tiles(tr_cpu cpu)
 {

@@ -1,10 +1,12 @@
 /* e2e.c - whole models against the vendors' own numbers. Every folder under CASES/kimi_k3 and
  * CASES/families that has a config.json, a checkpoint and an expected.safetensors is run: all
- * taps, the state after the prompt, greedy ids, the prompt in pieces and token by token.
+ * taps, the state after the prompt, greedy ids, the prompt in pieces and token by token. And the
+ * exact profile: as near to float64 as the vendor's own float32 run, each sublayer by itself, and
+ * the same bits by pieces, by another cpu and threads, and by the plain evaluation of ref.h.
  *
  * usage: e2e [CASES]     default tests/golden */
 #define TRILLION_IMPLEMENTATION
-#include "test.h"
+#include "ref.h"
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -116,13 +118,22 @@ static void compare_tap(const tr_st_entry *e, const char *name, tr_view got)
     free(b);
 }
 
-/* A run over the whole prompt with every tap, in pieces of `piece` tokens. */
-static void run_prompt(tr_golden *g, tr_run **r, int64_t piece)
+/* A run by model m over the whole prompt with every tap, in pieces of `piece` tokens. ops NULL: the
+ * profile's; seam NULL, or what wants to know the run. */
+typedef struct seam {
+    tr_run *run;
+    const tr_golden *g;
+    int64_t used;
+} seam;
+
+static void run_model(tr_model *m, const char *profile, const tr_ops *ops, seam *j, tr_golden *g,
+                      tr_run **r, int64_t piece)
 {
     static const char *const all[] = { "*" };
     tr_run_opts o = tr_run_opts_default();
     tr_batch b;
-    o.profile = tr_profile_find("oracle");
+    o.profile = tr_profile_find(profile);
+    o.ops = ops;
     b.B = fx.B;
     b.T = fx.lengths;
     b.ids = fx.ids;
@@ -134,11 +145,17 @@ static void run_prompt(tr_golden *g, tr_run **r, int64_t piece)
     o.tap_user = g;
     o.globs = all;
     o.n_globs = 1;
-    CHECK_OK(fx.ctx, tr_golden_new(fx.ctx, g, fx.B, fx.lengths));
-    CHECK_OK(fx.ctx, tr_run_new(fx.ctx, r, fx.model, &o));
+    CHECK_OK(m->ctx, tr_golden_new(m->ctx, g, fx.B, fx.lengths));
+    CHECK_OK(m->ctx, tr_run_new(m->ctx, r, m, &o));
     if (!*r) return;
-    CHECK_OK(fx.ctx, tr_prefill(*r, &b));
-    CHECK_OK(fx.ctx, tr_tap_state(*r));
+    if (j) j->run = *r;
+    CHECK_OK(m->ctx, tr_prefill(*r, &b));
+    CHECK_OK(m->ctx, tr_tap_state(*r));
+}
+
+static void run_prompt(tr_golden *g, tr_run **r, int64_t piece)
+{
+    run_model(fx.model, "oracle", NULL, NULL, g, r, piece);
 }
 
 static int is_loss(const char *name)
@@ -167,7 +184,7 @@ static void hold_taps(tr_dtype type)
 static void taps_stored_f64(void) { hold_taps(TR_F64); }
 static void taps_stored_f32(void) { hold_taps(TR_F32); }
 
-static void greedy(void)
+static void greedy_of(const char *profile)
 {
     const tr_st_entry *e = tr_st_find(&fx.want, "f64.greedy_ids");
     tr_run_opts o = tr_run_opts_default();
@@ -176,6 +193,7 @@ static void greedy(void)
     int32_t out[64];
     int64_t n = e ? tr_view_numel(e->view) : 0;
     o.capacity = fx.T + n;
+    o.profile = tr_profile_find(profile);
     if (!e || fx.B > 1) return;
     CHECK(n <= 64);
     CHECK_OK(fx.ctx, tr_run_new(fx.ctx, &r, fx.model, &o));
@@ -184,6 +202,8 @@ static void greedy(void)
         CHECK(out[i] == (int32_t)tr_get_f64(e->view.data, e->view.dtype, i));
     tr_run_free(r);
 }
+
+static void greedy(void) { greedy_of("oracle"); }
 
 /* The prompt in any pieces gives what it gives whole: every tap, and the state. */
 static void pieces(void)
@@ -211,6 +231,212 @@ static void pieces(void)
         p = NULL;
         tr_golden_free(fx.ctx, &part);
     }
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &whole);
+}
+
+/* ---- the exact profile ---- */
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* max over the vocabulary |x - truth| / max |truth|, a token at a time: median and worst. */
+static void token_errors(const double *x, const double *truth, int64_t tokens, int64_t V,
+                         double *median, double *worst)
+{
+    double *e = (double *)malloc((size_t)(tokens + 1) * sizeof *e);
+    for (int64_t t = 0; t < tokens; t++) {
+        double d = 0, top = 0;
+        for (int64_t v = t * V; v < (t + 1) * V; v++) {
+            d = !(fabs(x[v] - truth[v]) <= d) ? fabs(x[v] - truth[v]) : d;
+            top = fabs(truth[v]) > top ? fabs(truth[v]) : top;
+        }
+        e[t] = d / top;
+    }
+    qsort(e, (size_t)tokens, sizeof *e, by_size);
+    *median = tokens % 2 ? e[tokens / 2] : (e[tokens / 2 - 1] + e[tokens / 2]) / 2;
+    *worst = e[tokens - 1];
+    free(e);
+}
+
+/* The contract's own binary32 run may be off by as much as the vendor's: the median by 1.5 times
+ * its median, no token by more than 5 times its worst; or by 1e-6 and 1e-5, where those are
+ * larger. And it takes the routes of float64. */
+static void exact_logits(void)
+{
+    const tr_st_entry *truth = tr_st_find(&fx.want, "f64.logits");
+    const tr_st_entry *vendor = tr_st_find(&fx.want, "f32.logits");
+    double *x, *y, *v, m, w, vm, vw;
+    int64_t n, V, routes = 0;
+    tr_golden g;
+    tr_run *r = NULL;
+    run_model(fx.model, "exact", NULL, NULL, &g, &r, fx.T);
+    for (int64_t i = 0; r && i < fx.want.n; i++) {
+        const tr_st_entry *e = &fx.want.entry[i];
+        char name[MAX_NAME];
+        if (strncmp(e->name, "f64.", 4) || !ends_in(e->name, ".topk_ids") || is_loss(e->name))
+            continue;
+        our_name(name, e->name + 4);
+        compare_tap(e, name, tr_golden_find(&g, name));
+        routes++;
+    }
+    CHECK(truth != NULL);
+    if (r && truth && !tr_view_is_none(tr_golden_find(&g, "logits"))) {
+        x = as_f64(tr_golden_find(&g, "logits"), &n);
+        y = as_f64(truth->view, &n);
+        V = truth->view.shape[truth->view.rank - 1];
+        token_errors(x, y, n / V, V, &m, &w);
+        vm = vw = 0;
+        if (vendor) {
+            v = as_f64(vendor->view, &n);
+            token_errors(v, y, n / V, V, &vm, &vw);
+            free(v);
+        }
+        printf("  exact %s: median %.2g (vendor %.2g), worst %.2g (vendor %.2g), routes of %lld "
+               "layers\n", fx.dir, m, vm, w, vw, (long long)routes);
+        CHECK(m <= (1.5 * vm > 1e-6 ? 1.5 * vm : 1e-6));
+        CHECK(w <= (5 * vw > 1e-5 ? 5 * vw : 1e-5));
+        free(x);
+        free(y);
+    }
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &g);
+}
+
+static void exact_greedy(void) { greedy_of("exact"); }
+
+/* What a layer's norm gave in the oracle's run: "..layers.N.input_layernorm". */
+static tr_view norm_of(const tr_golden *g, int64_t layer, const char *which)
+{
+    char end[64];
+    snprintf(end, sizeof end, "layers.%lld.%s", (long long)layer, which);
+    for (int64_t i = 0; i < g->n; i++)
+        if (ends_in(g->item[i].name, end)) return g->item[i].x;
+    return tr_view_none();
+}
+
+/* The two norms before the sublayers write the oracle's values, narrowed; all else computes. */
+static tr_status golden_norm(void *user, tr_ctx *ctx, const tr_norm_args *a)
+{
+    static const char *const which[2] = { "input_layernorm", "post_attention_layernorm" };
+    seam *j = (seam *)user;
+    for (int i = 0; i < 2; i++)
+        if (j->run && j->run->layer && !strncmp(j->run->doing, which[i], strlen(which[i]))) {
+            tr_view x = norm_of(j->g, j->run->layer->index, which[i]);
+            CHECK(tr_view_numel(x) == tr_view_numel(a->y));
+            j->used++;
+            x = tr_view_of(x.data, x.dtype, a->y.rank, a->y.shape);
+            return tr_view_copy(ctx, a->y, x);
+        }
+    return tr_norm(ctx, a);
+}
+
+/* Each sublayer on golden input: whatever it is off by is its own. */
+static void exact_sublayers(void)
+{
+    static const char *const kind[] = { "self_attn", "mlp", "block_sparse_moe" };
+    static const double bound = 3e-6;
+    tr_golden g, x;
+    tr_run *r = NULL, *s = NULL;
+    tr_ops ops = tr_ops_contract();
+    seam j = { NULL, NULL, 0 };
+    run_prompt(&g, &r, fx.T);
+    j.g = &g;
+    ops.user = &j;
+    ops.norm = golden_norm;
+    run_model(fx.model, "exact", &ops, &j, &x, &s, fx.T);
+    CHECK(j.used == 2 * fx.model->layers);
+    for (int k = 0; s && k < 3; k++) {
+        double worst = 0;
+        int64_t at = -1, count = 0, stored = 0;
+        for (int64_t l = 0; l < fx.model->layers; l++) {
+            char end[64];
+            tr_view want = tr_view_none(), got = tr_view_none();
+            tr_diff d;
+            snprintf(end, sizeof end, "layers.%lld.%s", (long long)l, kind[k]);
+            for (int64_t i = 0; i < x.n; i++)
+                if (ends_in(x.item[i].name, end)) {
+                    got = x.item[i].x;
+                    want = tr_golden_find(&g, x.item[i].name);
+                }
+            for (int64_t i = 0; i < fx.want.n; i++)     /* the vendor's, if it is there */
+                if (!strncmp(fx.want.entry[i].name, "f64.", 4) &&
+                    ends_in(fx.want.entry[i].name, end)) {
+                    want = fx.want.entry[i].view;
+                    stored++;
+                }
+            if (tr_view_is_none(got)) continue;
+            CHECK_OK(fx.ctx, tr_diff_views(fx.ctx, &d, got, want));
+            count++;
+            if (!(d.max_rel <= worst)) { worst = d.max_rel; at = l; }
+            CHECK(d.max_rel <= bound && !d.nan_one_side);
+        }
+        if (count) printf("  exact %s: %s, %lld layers (%lld stored), worst %.2g <= %.2g (layer "
+                          "%lld)\n", fx.dir, kind[k], (long long)count, (long long)stored, worst,
+                          bound, (long long)at);
+    }
+    tr_run_free(s);
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &x);
+    tr_golden_free(fx.ctx, &g);
+}
+
+#define REF_ENTRY(op, args, f64, f32)                                       \
+    static tr_status plain_##op(void *user, tr_ctx *ctx, const args *a)     \
+    {                                                                       \
+        (void)user;                                                         \
+        return ref_##op(ctx, a);                                            \
+    }
+TR_OPS_LIST(REF_ENTRY)
+
+/* Every tap of the run and its state against those of `whole`, to the bit. */
+static void same_bits(const tr_golden *whole, tr_model *m, const tr_ops *ops, int64_t piece,
+                      const char *how)
+{
+    tr_golden g;
+    tr_run *r = NULL;
+    int64_t differ = 0;
+    run_model(m, "exact", ops, NULL, &g, &r, piece);
+    CHECK(g.n == whole->n);
+    for (int64_t i = 0; i < whole->n; i++) {
+        char a[65] = "", b[65] = "";
+        tr_view x = tr_golden_find(&g, whole->item[i].name);
+        if (!tr_view_is_none(x)) tr_view_sha256(x, a);
+        tr_view_sha256(whole->item[i].x, b);
+        if (strcmp(a, b) && !differ++) {
+            test_bad++;
+            printf("  %s %s: %s is the first to differ\n", fx.dir, how, whole->item[i].name);
+        }
+    }
+    tr_run_free(r);
+    tr_golden_free(m->ctx, &g);
+}
+
+static void exact_bits(void)
+{
+    tr_golden whole;
+    tr_run *r = NULL;
+    tr_ops plain = tr_ops_contract();
+    tr_ctx_opts o;
+    tr_ctx *other = NULL;
+    tr_model *m = NULL;
+#define REF_SET(op, args, f64, f32) plain.op = plain_##op;
+    TR_OPS_LIST(REF_SET)
+    memset(&o, 0, sizeof o);
+    o.cpu = TR_CPU_BASE;
+    o.threads = 7;
+    run_model(fx.model, "exact", NULL, NULL, &whole, &r, fx.T);
+    same_bits(&whole, fx.model, NULL, 1, "token by token");
+    same_bits(&whole, fx.model, NULL, 47, "in pieces of 47");
+    same_bits(&whole, fx.model, &plain, fx.T, "by ref.h");
+    CHECK(tr_ctx_new(&other, &o) == TR_OK);
+    CHECK_OK(other, tr_model_open(other, &m, fx.dir, NULL));
+    if (m) same_bits(&whole, m, NULL, fx.T, "by the plainest cpu and 7 threads");
+    tr_model_close(m);
+    tr_ctx_free(other);
     tr_run_free(r);
     tr_golden_free(fx.ctx, &whole);
 }
@@ -283,6 +509,10 @@ static void run_folder(const char *cases, const char *sub)
                 TEST(taps_stored_f32);
                 TEST(greedy);
                 TEST(pieces);
+                TEST(exact_logits);
+                TEST(exact_greedy);
+                TEST(exact_sublayers);
+                TEST(exact_bits);
                 close_fixture();
             }
         }

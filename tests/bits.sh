@@ -30,7 +30,8 @@ one() {
     [ "$omp" = off ] || omp=$(sh tests/openmp.sh "$cc")
     [ "$omp" = off ] && omp=
     # shellcheck disable=SC2086  # NUMERIC is a list
-    nice $cc -std=c11 "$@" $NUMERIC $omp -w -I. -o "$exe.exe" tests/bits.c -lm 2> "$exe.build" || return
+    nice $cc -std=c11 "$@" $NUMERIC $omp -w -I. -o "$exe.exe" tests/bits.c -lm \
+        2> "$exe.build" || return
     rm "$exe.build"
     cpus='base avx2 best'
     [ "$what" = cover ] || cpus=best
@@ -61,8 +62,9 @@ xargs -P 2 -L 1 sh tests/bits.sh --one < $dir/builds
 echo "cells (threads/piece/batch), each sequence of a batch against its own single run:"
 echo "  cover    1/all/1 2/7/3 3/16/1 7/64/3 2/1/1 7/all/3"
 echo "  product  threads 1 2 3 7 x piece 1 7 16 64 all x batch 1 3"
-awk '!/^#/ && NF == 5 { print $1, $2, 0, 0, 0, 0, substr($3, 1, 16), substr($4, 1, 16), substr($5, 1, 16) }' \
-    tests/golden/bits.txt > $dir/known
+awk '!/^#/ && NF == 5 {
+        print $1, $2, 0, 0, 0, 0, substr($3, 1, 16), substr($4, 1, 16), substr($5, 1, 16)
+    }' tests/golden/bits.txt > $dir/known
 first=
 
 # row TITLE FILE: holds it against the first and prints a row
@@ -108,5 +110,6 @@ while read -r name cc omp what flags; do
     done
 done < $dir/builds
 row tests/golden/bits.txt $dir/known '' '' ''
-echo "$(cat $dir/*.cover.* $dir/*.product.* 2> /dev/null | grep -c '^[a-z].* [0-9a-f]* [0-9a-f]*$') prompts run in $(($(date +%s) - begun)) s"
+runs=$(cat $dir/*.cover.* $dir/*.product.* 2> /dev/null | awk 'NF == 9 { n++ } END { print n + 0 }')
+echo "$runs prompts run in $(($(date +%s) - begun)) s"
 end

@@ -3,6 +3,7 @@
 # A program gets tests/golden, then once more DIR if that is given; a script finds it in CASES. Each prints a line a test and
 # ends with "N passed, N failed"; one that does not reach that line counts as one failure.
 cases=${CASES:-}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}     # more threads than cores shall not spin
 passed=0 failed=0
 log=build/check.log
 

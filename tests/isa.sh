@@ -23,8 +23,9 @@ one() {
     exe=$dir/$2$1
     flags=$(echo "$5" | tr ',' ' ')
     [ "$flags" = - ] && flags=
-    case $2 in x86*) have_native=$(uname -m) ;; *) have_native=cross ;; esac
-    if ! have "$3" || ! have "$4" || { [ "$have_native" != cross ] && [ "$have_native" != x86_64 ]; }; then
+    here=x86_64
+    case $2 in x86*) here=$(uname -m) ;; esac           # that compiler is the machine's own
+    if ! have "$3" || ! have "$4" || [ "$here" != x86_64 ]; then
         echo "missing" > "$exe.out"
         return
     fi
@@ -52,7 +53,7 @@ echo
 while read -r level name cc qemu flags packages; do
     out=$dir/$name$level.out
     if [ "$(cat "$out")" = missing ]; then
-        bad "$name $level: needs $cc and $qemu (packages: $packages), on x86-64 for x86-64"
+        bad "$name $level: needs $cc and $qemu (packages $packages; x86-64 on such a machine)"
         continue
     elif [ "$(tail -n 1 "$out")" != 'exit 0' ]; then
         bad "$name $level" "$(tail -n 5 "$out")"

@@ -31,7 +31,8 @@ ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j2
 endif
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check check-long check-mutants check-real bench fuzz examples docs clean
+.PHONY: help setup demo check check-long check-bits check-isa check-hostile check-mutants \
+        check-real bits-golden bench fuzz examples docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -52,6 +53,19 @@ build/tests/test_bits build/tests/test_par: LEVEL = -O2     # these run for as l
 
 check-long: $(LONG) build/trillion ## all binary32 numbers through every function; the second program
 	@nice sh tests/check.sh $(LONG) tests/second/second.sh
+
+check-bits: $(FIRST) ## the same bits from every compiler, level, cpu, thread, piece, batch (half an hour)
+	@sh tests/bits.sh
+
+check-isa: $(FIRST) ## the same bits from emulated processors (qemu; minutes)
+	@sh tests/isa.sh
+
+check-hostile: $(FIRST) ## flags that break arithmetic are refused or change no bit (half an hour)
+	@HOSTILE=all nice sh tests/test_hostile.sh
+
+bits-golden: build/tests/bits ## rewrite tests/golden/bits.txt, together with a new TR_CONTRACT
+	build/tests/bits tests/golden golden best > build/bits.txt
+	mv build/bits.txt tests/golden/bits.txt
 
 check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 	@CC='$(CC)' sh tests/mutants.sh

@@ -6,8 +6,6 @@
 dir=build/isa
 models=$(awk '!/^#/ && !seen[$1]++ { print $1 }' tests/golden/bits.txt)
 export OMP_WAIT_POLICY=passive
-rm -rf $dir
-mkdir -p $dir
 
 # Name, compiler, emulator, its flags, packages.
 machines() {
@@ -43,6 +41,8 @@ if [ "${1:-}" = --one ]; then
     exit 0
 fi
 
+rm -rf $dir
+mkdir -p $dir
 begun=$(date +%s)
 for level in -O0 -O2; do machines | sed "s/^/$level /"; done > $dir/builds
 xargs -P 2 -L 1 sh tests/isa.sh --one < $dir/builds

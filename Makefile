@@ -49,7 +49,7 @@ check: build/trillion $(TESTS) ## run every test, no network, minutes (CASES=DIR
 # Tests are compiled often and run once: -O1 takes half of the time.
 $(TESTS): LEVEL = -O1
 $(LONG): LEVEL = -O3 -march=native
-build/tests/test_bits build/tests/test_par: LEVEL = -O2     # these run for as long as they compile
+build/tests/test_bits build/tests/test_par build/tests/e2e: LEVEL = -O2   # these run for as long as they compile
 
 check-long: $(LONG) build/trillion ## all binary32 numbers through every function; the second program
 	@nice sh tests/check.sh $(LONG) tests/second/second.sh

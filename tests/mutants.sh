@@ -3,10 +3,11 @@
 # replacement of text in a copy of trillion.h; the named test program must then fail (or not
 # compile). Prints a line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
 #
-# A mutant is five lines and a blank one:
+# A mutant is these lines and a blank one:
 #     # what the mistake is
 #     program
-#     - text that occurs exactly once in trillion.h
+#     @ text that occurs exactly once in trillion.h
+#     - text whose first occurrence after that is meant; without an @, its only one in the file
 #     + text in its place
 set -u
 CC=${CC:-cc}
@@ -22,14 +23,20 @@ one() {                                     # N: applies, compiles and runs muta
     awk -v spec="$at/mutant" '
         BEGIN {
             while ((getline line < spec) > 0) {
+                if (line ~ /^@ /) at = substr(line, 3)
                 if (line ~ /^- /) from = substr(line, 3)
                 if (line ~ /^\+( |$)/) to = substr(line, 3)
             }
         }
-        (i = index($0, from)) { hits++; $0 = substr($0, 1, i - 1) to substr($0, i + length(from)) }
+        at != "" && index($0, at) { places++; here = 1 }
+        (at == "" || here) && (i = index($0, from)) {
+            hits++
+            here = 0
+            $0 = substr($0, 1, i - 1) to substr($0, i + length(from))
+        }
         { print }
-        END { exit hits == 1 ? 0 : 3 }' trillion.h > "$at/trillion.h" ||
-        { echo "STALE    $what: its text does not occur exactly once" > "$at/verdict"; return; }
+        END { exit hits == 1 && (at == "" || places == 1) ? 0 : 3 }' trillion.h > "$at/trillion.h" ||
+        { echo "STALE    $what: its text is not there, or more than once" > "$at/verdict"; return; }
     cp tests/*.h "tests/$prog.c" "$at/tests/"
     if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" -lm 2> "$at/log"; then
         echo "killed   $what ($prog does not compile)" > "$at/verdict"

@@ -741,6 +741,8 @@ static void contract_bits(void)
             a.y = new2(N, O);
             a.w = &w;
             BITS(matmul, &a);
+            CHECK_OK(ctx, tr_weight_check(ctx, &w));    /* finite: decoded in other ways */
+            BITS(matmul, &a);
             if (I) tr_view_f32(a.x)[0] = INFINITY;
             if (I > 20) tr_view_f32(a.x)[20] = -3e38f;
             BITS(matmul, &a);

@@ -192,6 +192,7 @@ static void contract_bits(void)
                                       128, 128));
             CHECK_OK(ctx, tr_weight_of(ctx, &w, tr_qformat_get(format), "kv_b", q, s, rows, R, 128,
                                        128));
+            if (i % 2) CHECK_OK(ctx, tr_weight_check(ctx, &w));
             a.y = new3(T, H, Dv);
             a.q = hard(2, 1, 3, T, H, Dn + Dr);
             a.latent = hard(3, 1, 2, S, R + Dr, 0);

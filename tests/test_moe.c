@@ -442,6 +442,7 @@ static void experts_bits(void)
                 void *q = mem(rows * cols, 4), *s = mem(rows * cols, 1);
                 CHECK_OK(ctx, tr_quantize(ctx, f, q, s, tr_view_f32(x), rows, cols, 1, 32));
                 CHECK_OK(ctx, tr_weight_of(ctx, &w[k][e], f, "w", q, s, rows, cols, 1, 32));
+                if (e % 2) CHECK_OK(ctx, tr_weight_check(ctx, &w[k][e]));
             }
         }
         m.gate = w[0]; m.up = w[1]; m.down = w[2];

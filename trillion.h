@@ -55,9 +55,9 @@
  *
  * READING PATHS
  *
- *     only attention:      view, mat, norm, rope, attn, mla
- *     only the delta rule: view, mat, norm, delta
- *     only experts:        view, quant, mat, act, moe
+ *     only attention:      fn, view, par, sum, mat, norm, rope, attn, mla
+ *     only the delta rule: fn, view, par, sum, norm, act, delta
+ *     only experts:        view, quant, par, sum, mat, act, moe
  *     how a file becomes a model: json, st, cfg, model
  *
  * LETTERS   (used in every shape, slowest dimension first)
@@ -472,7 +472,8 @@ TR_API tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s,
 typedef void (*tr_par_fn)(void *user, int64_t begin, int64_t end);
 
 /* Calls fn on ranges that cover [0, n) once, in pieces of at least `grain`, from several threads
- * at a time: fn must not use ctx or fail. Returns when all are done. */
+ * at a time: fn must not use ctx or fail. It runs under the contract's rounding, whatever the
+ * thread's is. Returns when all are done. */
 TR_API void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user);
 TR_API int  tr_par_threads(const tr_ctx *ctx);
 
@@ -484,15 +485,16 @@ TR_API double   tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i);  /* s
  * 8. Sums {sum}
  *
  * Order matters: floating-point addition is not associative. The definitions add in increasing
- * index; choices among equals take the lower index.
+ * index, the contract in sixteen lanes; choices among equals take the lower index.
  * ========================================================================= */
 
 /* One chain in increasing index from +0. */
 TR_API double tr_dot_f64  (const double *x, const double *w, int64_t n);
 TR_API double tr_sumsq_f64(const double *x, int64_t n);
 
-/* The contract's: TR_LANES chains from +0, lane l takes i = l, l + 16, ..; then lane l is added to
- * l + 8, l + 4, l + 2, l + 1. Products are fused. Any order of magnitude, n may be 0 (+0). */
+/* The contract's: sum x_i w_i, sum x_i, sum x_i^2. TR_LANES chains from +0, lane l takes i = l,
+ * l + 16, .., products fused; then the lanes l and l + 8 are added, l and l + 4, l + 2, l + 1.
+ * n may be 0 (+0), x may be w. They round as the calling thread does. */
 #define TR_LANES 16
 TR_API float tr_dot  (const float *x, const float *w, int64_t n);
 TR_API float tr_sum  (const float *x, int64_t n);
@@ -691,7 +693,8 @@ typedef struct tr_attn_args {
     double  scale;              /* required: 0 is an error */
 } tr_attn_args;
 
-#define TR_ATTN_BLOCK 128       /* keys of a block, which begins at a multiple of it */
+#define TR_ATTN_BLOCK 128       /* the contract folds blocks of so many keys, which begin at
+                                   multiples of it, in increasing position */
 
 /* y must not overlap q, k, v. TR_ERR_RANGE unless S >= pos + T: a query has its own key.
  * TR_ERR_UNSUPPORTED: tr_attn with probs. */
@@ -1519,7 +1522,7 @@ typedef struct tr_build {
 TR_API tr_build  tr_build_info(const tr_ctx *ctx);
 /* Tests, in the clones that ctx runs and under the thread's own rounding: nearest even, subnormals,
  * products and sums left apart, sums left in order, divisions, roots, signs of zero, NaN, fmaf;
- * then known answers of formats and kernels. Names what failed; takes some 10 microseconds. */
+ * then known answers of formats and kernels. Names what failed; takes some 30 microseconds. */
 TR_API tr_status tr_selftest(tr_ctx *ctx);
 
 #ifdef __cplusplus
@@ -1549,7 +1552,7 @@ TR_API tr_status tr_selftest(tr_ctx *ctx);
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "trillion.h: fast-math breaks NaN, infinities, zeros and order; compile without it"
 #endif
-#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16   /* 16: _Float16 */
 #error "trillion.h: needs FLT_EVAL_METHOD 0 (on 32-bit x86: -msse2 -mfpmath=sse)"
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -3462,7 +3465,7 @@ double tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i)
  * order is made of sixteen chains, as a vector register of 16, two of 8 or four of 4 add without
  * being told to:
  *
- *     a_l  = x_l w_l (+) x_l+16 w_l+16 (+) ..          l = 0 .. 15, each step fl(x w + a_l)
+ *     a_l  = x_l w_l (+) x_l+16 w_l+16 (+) ..          l = 0 .. 15; a (+) x w = fl(a + x w)
  *     b_l  = a_l + a_l+8    c_l = b_l + b_l+4    d_l = c_l + c_l+2    dot = d_0 + d_1
  *
  * Lanes may stop after any x and go on later; they may not be summed before the end. An element

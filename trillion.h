@@ -1553,7 +1553,7 @@ TR_API tr_status tr_selftest(tr_ctx *ctx);
 #error "trillion.h: fast-math breaks NaN, infinities, zeros and order; compile without it"
 #endif
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16   /* 16: _Float16 */
-#error "trillion.h: needs FLT_EVAL_METHOD 0 (on 32-bit x86: -msse2 -mfpmath=sse)"
+#error "trillion.h: needs FLT_EVAL_METHOD 0 or 16 (on 32-bit x86: -msse2 -mfpmath=sse)"
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "trillion.h: checkpoints are little-endian and read in place; so must the machine be"

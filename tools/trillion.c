@@ -3504,6 +3504,7 @@ static int cmd_selftest(app *a)
         js_str(a, "contract", b.contract);
         js_str(a, "compiler", b.compiler);
         js_str(a, "arch", b.arch);
+        js_str(a, "kernels", tr_cpu_name(tr_ctx_cpu(a->ctx)));
         js_bool(a, "openmp", b.openmp);
         js_int(a, "threads", b.threads);
         js_bool(a, "mmap", b.mmap);
@@ -3511,9 +3512,10 @@ static int cmd_selftest(app *a)
         js_str(a, "failure", ok ? "" : tr_err_last(a->ctx));
         js_close(a, '}');
     } else {
-        printf("trillion %s, contract %s, %s, %s, %d %s%s, files %s\n", b.version, b.contract,
-               b.compiler, b.arch, b.threads, b.threads == 1 ? "thread" : "threads",
-               b.openmp ? " (OpenMP)" : "", b.mmap ? "mapped" : "read");
+        printf("trillion %s, contract %s, %s, %s, %s kernels, %d %s%s, files %s\n", b.version,
+               b.contract, b.compiler, b.arch, tr_cpu_name(tr_ctx_cpu(a->ctx)), b.threads,
+               b.threads == 1 ? "thread" : "threads", b.openmp ? " (OpenMP)" : "",
+               b.mmap ? "mapped" : "read");
         if (ok) printf("selftest passed\n");
         else printf("selftest FAILED: %s\n", tr_err_last(a->ctx));
     }
@@ -3587,7 +3589,8 @@ static int run_command(app *a, int argc, char **argv)
     options_parse(a, argc, argv);
     if (opt(a, "--help")) return help_print(a->cmd);
     o.threads = (int)opt_int(a, "--threads", 0, 1, 4096);
-    if (tr_ctx_new(&a->ctx, &o) != TR_OK) die(a, "out of memory");
+    if (tr_ctx_new(&a->ctx, &o) != TR_OK && (!a->ctx || a->cmd->run != cmd_selftest))
+        die(a, "%s", a->ctx ? tr_err_last(a->ctx) : "out of memory");
     code = a->cmd->run(a);
     progress_clear(a);
     return code;

@@ -28,6 +28,7 @@
  *     Include it anywhere for the declarations. In exactly one .c or .cpp file define
  *     TRILLION_IMPLEMENTATION before. Needs libc, libm and, if the compiler has it, OpenMP:
  *         cc -std=c11 -O2 -ffp-contract=off -fopenmp hello.c -lm
+ *     Threads that call it, and OpenMP's own, need 256 KB of stack.
  *
  * CONTENTS   (search for the tag in braces: here, declaration, implementation)
  *
@@ -11588,12 +11589,13 @@ tr_build tr_build_info(const tr_ctx *ctx)
 }
 
 /* Each probe is one expression of a, b and c in both types, and what it means if the answer is not
- * the known one. d is one divisor for all lanes; TRI_ROOT and TRI_FUSED are the type's own. */
+ * the known one. d and e are b and c as one number for all lanes, which a compiler would like to put
+ * together first; TRI_ROOT, TRI_FUSED and TRI_SHIFT are the type's own. */
 #define TRI_NOT_NEAREST "arithmetic does not round to nearest even"
 #define TRI_FLUSHES     "arithmetic flushes subnormal numbers to zero"
 #define TRI_FUSES       "the compiler fuses a product and a sum that are written apart; build " \
                         "with -ffp-contract=off"
-#define TRI_REORDERS    "the compiler reorders sums; build with -fno-associative-math"
+#define TRI_REORDERS    "the compiler reorders sums or products; build with -fno-associative-math"
 #define TRI_DIVIDES     "the compiler does not divide as written; build with -fno-reciprocal-math"
 #define TRI_NO_SIGN     "the compiler drops the sign of zero; build with -fsigned-zeros"
 #define TRI_NO_NAN      "the compiler takes it that no number is NaN or infinite; build with " \
@@ -11606,6 +11608,10 @@ tr_build tr_build_info(const tr_ctx *ctx)
     X(MUL_SUB,   a * b - c,                     TRI_FUSES)                      \
     X(SUB_MUL,   c - a * b,                     TRI_FUSES)                      \
     X(BACK,      (a + b) - a,                   TRI_REORDERS)                   \
+    X(ADD_ALL,   a + d + e,                     TRI_REORDERS)                   \
+    X(MUL_ALL,   a * d * e,                     TRI_REORDERS)                   \
+    X(INVERSE,   1 / a * b,                     TRI_REORDERS)                   \
+    X(NEAREST,   (a + TRI_SHIFT) - TRI_SHIFT,   TRI_REORDERS)                   \
     X(DIV,       a / b,                         TRI_DIVIDES)                    \
     X(DIV_ALL,   a / d,                         TRI_DIVIDES)                    \
     X(DIV_3,     a / 3,                         TRI_DIVIDES)                    \
@@ -11639,6 +11645,10 @@ static const tri_answer tri_answers_f32[] = {
     { TRI_P_SUB_MUL, 0x3f800800, 0x3f800800, 0x3f801000, 0 },
     { TRI_P_BACK, 0x3f800000, 0x33000000, 0, 0 },
     { TRI_P_BACK, 0x3f800000, 0x33c00000, 0, 0x34000000 },
+    { TRI_P_ADD_ALL, 0xbf2e5acf, 0x4193aced, 0xc149874b, 0x40a5d9c6 },
+    { TRI_P_MUL_ALL, 0x3fe9f229, 0x3fb460a3, 0x3fc65916, 0x407f6ea8 },
+    { TRI_P_INVERSE, 0x40400000, 0x40a00000, 0, 0x3fd55556 },
+    { TRI_P_NEAREST, 0x40100000, 0, 0, 0x40000000 },
     { TRI_P_DIV, 0x40a00000, 0x42440000, 0, 0x3dd0fac7 },
     { TRI_P_DIV, 0x3f800000, 0x40400000, 0, 0x3eaaaaab },
     { TRI_P_DIV, 0x00800000, 0x40400000, 0, 0x002aaaab },
@@ -11679,6 +11689,12 @@ static const tri_answer tri_answers_f64[] = {
     { TRI_P_SUB_MUL, 0x3ff0000002000000, 0x3ff0000002000000, 0x3ff0000004000000, 0 },
     { TRI_P_BACK, 0x3ff0000000000000, 0x3c90000000000000, 0, 0 },
     { TRI_P_BACK, 0x3ff0000000000000, 0x3ca8000000000000, 0, 0x3cb0000000000000 },
+    { TRI_P_ADD_ALL, 0x3fec25fd9d206e0c, 0x403579f74e9a6ef0, 0xc02beb6d67003998,
+      0x4020cae11006ab28 },
+    { TRI_P_MUL_ALL, 0x3ff3415a484e7642, 0x3ff4326f79280940, 0x3ffc017e63105131,
+      0x400545b9473daf8a },
+    { TRI_P_INVERSE, 0x4008000000000000, 0x4014000000000000, 0, 0x3ffaaaaaaaaaaaaa },
+    { TRI_P_NEAREST, 0x4002000000000000, 0, 0, 0x4000000000000000 },
     { TRI_P_DIV, 0x4014000000000000, 0x4048800000000000, 0, 0x3fba1f58d0fac688 },
     { TRI_P_DIV, 0x3ff0000000000000, 0x4008000000000000, 0, 0x3fd5555555555555 },
     { TRI_P_DIV, 0x0010000000000000, 0x4008000000000000, 0, 0x0005555555555555 },
@@ -11712,28 +11728,32 @@ typedef struct tri_probe_f64 { tri_probe op; double v[4][TRI_PROBE_LANES]; } tri
         }                                                                       \
         break;
 
+#define TRI_SHIFT 12582912.0f               /* 1.5 2^23 */
 #define TRI_ROOT(a) sqrtf(a)
 #define TRI_FUSED(a, b, c) tri_fmaf(hw, a, b, c)
 TRI_INLINE void tri_probe_rows_f32(int hw, void *user, int64_t begin, int64_t end)
 {
     tri_probe_f32 *j = (tri_probe_f32 *)user;
-    float a, b, c, d = j->v[1][0];
+    float a, b, c, d = j->v[1][0], e = j->v[2][0];
     switch (j->op) { TRI_PROBES(TRI_CASE) default: break; }
 }
 TRI_CLONES(tri_probe_rows_f32)
+#undef TRI_SHIFT
 #undef TRI_ROOT
 #undef TRI_FUSED
 
+#define TRI_SHIFT TRI_ROUND
 #define TRI_ROOT(a) sqrt(a)
 #define TRI_FUSED(a, b, c) (a)              /* the contract fuses in binary32 alone */
 TRI_INLINE void tri_probe_rows_f64(int hw, void *user, int64_t begin, int64_t end)
 {
     tri_probe_f64 *j = (tri_probe_f64 *)user;
-    double a, b, c, d = j->v[1][0];
+    double a, b, c, d = j->v[1][0], e = j->v[2][0];
     (void)hw;
     switch (j->op) { TRI_PROBES(TRI_CASE) default: break; }
 }
 TRI_CLONES(tri_probe_rows_f64)
+#undef TRI_SHIFT
 #undef TRI_ROOT
 #undef TRI_FUSED
 #undef TRI_CASE
@@ -11919,14 +11939,16 @@ tr_status tr_selftest(tr_ctx *ctx)
 #include <unistd.h>
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 static tr_cpu tri_os_cpu(void)
 {
 #if defined(__GNUC__) && defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return TR_CPU_BASE;                     /* whatever has AVX2 has F16C */
+    unsigned a, b, c, d;                        /* F16C: clang 14 knows no name for it */
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+        !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 29 & 1)) return TR_CPU_BASE;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
            ? TR_CPU_AVX512 : TR_CPU_AVX2;

@@ -12591,15 +12591,29 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
     }
 }
 
+TRI_AVX2 static void tri_e8m0_avx2(const unsigned char *s, int64_t n, float *y)
+{
+    const __m256i least = _mm256_set1_epi32(0x400000), zero = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256i u = _mm256_cvtepu8_epi32(_mm_loadl_epi64(TRI_M128(s + i)));
+        __m256i f = _mm256_blendv_epi8(_mm256_slli_epi32(u, 23), least, _mm256_cmpeq_epi32(u, zero));
+        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(f));
+    }
+    for (; i < n; i++) y[i] = tr_e8m0_to_f32(s[i]);
+}
+
+typedef void (*tri_e8m0_fn)(const unsigned char *s, int64_t n, float *y);
+
 /* The scales of columns c .. c + n - 1, one a block; 0 if there is one that cannot be used. */
-TRI_AVX512 static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c,
-                                        int64_t n)
+static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c, int64_t n,
+                             tri_e8m0_fn e8m0)
 {
     for (int j = 0; w->format->scaled && j < TRI_TILE_O; j++) {
         int64_t at = (w->row0 + o + j) / w->block_rows * w->s_stride + c / w->block_cols;
         const unsigned char *s = (const unsigned char *)w->s;
         if (w->format->s == TR_E8M0) {
-            tri_e8m0_avx512(s + at, n / 32, t->s[j]);
+            e8m0(s + at, n / 32, t->s[j]);
             continue;
         }
         for (int64_t b = 0; b << t->shift < n; b++) {
@@ -12611,8 +12625,131 @@ TRI_AVX512 static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64
     return 1;
 }
 
-TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x,
-                                            const tr_weight *w, int64_t o)
+/* As tri_load512, 32 numbers. Of 16 bytes of e2m1 the lower half of a register takes the low digits
+ * and the upper half the high ones. A table gives the upper two bytes of each value, whose others
+ * are 0; words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
+ * stand in the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
+TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s, __m256 v[4])
+{
+    const __m256 scale = _mm256_set1_ps(*s);
+    if (q == TR_BF16 || q == TR_F16) {
+        TRI_UNROLL
+        for (int i = 0; i < 4; i++) {
+            __m128i u = _mm_loadu_si128(TRI_M128(w + 16 * i));
+            v[i] = q == TR_F16 ? _mm256_cvtph_ps(u) : _mm256_castsi256_ps(
+                   _mm256_slli_epi32(_mm256_cvtepu16_epi32(u), 16));
+        }
+    } else if (q == TR_F8E4M3) {
+        const __m256i clear = _mm256_set1_epi16((short)0xbfff);
+        TRI_UNROLL
+        for (int i = 0; i < 4; i += 2) {
+            __m256i u = _mm256_cvtepi8_epi16(_mm_loadu_si128(TRI_M128(w + 8 * i)));
+            u = _mm256_and_si256(_mm256_slli_epi16(u, 7), clear);
+            v[i] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(u)), scale);
+            v[i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(u, 1)), scale);
+        }
+    } else {
+        const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40,
+            0x40, 0x40, -0x80, -0x41, -0x41, -0x41, -0x40, -0x40, -0x40, -0x40));
+        const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, -0x80, -0x40, 0, 0x40, -0x80,
+            -0x40, 0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40));
+        const __m256i down = _mm256_setr_epi64x(0, 0, 4, 4);
+        __m256i u = _mm256_broadcastsi128_si256(_mm_loadu_si128(TRI_M128(w))), h, l;
+        u = _mm256_and_si256(_mm256_srlv_epi64(u, down), _mm256_set1_epi8(15));
+        h = _mm256_shuffle_epi8(high, u);
+        l = _mm256_shuffle_epi8(low, u);
+        TRI_UNROLL
+        for (int i = 0; i < 4; i += 2) {
+            u = i == 0 ? _mm256_unpacklo_epi8(l, h) : _mm256_unpackhi_epi8(l, h);
+            v[i] = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), scale);
+            u = _mm256_and_si256(u, _mm256_set1_epi32(-65536));
+            v[i + 1] = _mm256_mul_ps(_mm256_castsi256_ps(u), scale);
+        }
+    }
+}
+
+/* 0 1 .. 15 into the order of tri_load256's e2m1, and back. */
+TRI_AVX2 static void tri_mix256(const float x[TR_LANES], float y[TR_LANES])
+{
+    const __m256i pairs = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    __m256d a = _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_loadu_ps(x), pairs));
+    __m256d b = _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_loadu_ps(x + 8), pairs));
+    _mm256_storeu_ps(y, _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)));
+    _mm256_storeu_ps(y + 8, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+}
+
+TRI_AVX2 static void tri_sort256(const float x[TR_LANES], float y[TR_LANES])
+{
+    for (int i = 0; i < TR_LANES; i++) y[i / 8 * 2 + i / 4 % 2 + i % 4 * 4] = x[i];
+}
+
+/* As tri_stream512, three rows at a time: their lanes are six of the sixteen registers. */
+TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[TR_LANES],
+                                       const float *x, const tri_stream *t, int64_t K)
+{
+    int shift = q == TR_F4E2M1 ? 5 : t->shift;
+    for (int o = 0; o < TRI_TILE_O; o += 3) {
+        const unsigned char *w = t->w + o * t->stride;
+        __m256 a[3][2], v[4];
+        TRI_UNROLL
+        for (int j = 0; j < 3; j++) {
+            a[j][0] = _mm256_loadu_ps(lane[o + j]);
+            a[j][1] = _mm256_loadu_ps(lane[o + j] + 8);
+        }
+        for (int64_t k = 0; k < K;) {
+            TRI_UNROLL
+            for (int j = 0; j < 3; j++)
+                _mm_prefetch((const void *)(w + j * t->stride + t->next), _MM_HINT_T0);
+            for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes) {
+                TRI_UNROLL
+                for (int j = 0; j < 3; j++) {
+                    tri_load256(q, w + j * t->stride, &t->s[o + j][k >> shift], v);
+                    TRI_UNROLL
+                    for (int i = 0; i < 4; i++)
+                        a[j][i % 2] = _mm256_fmadd_ps(_mm256_loadu_ps(x + k + 8 * i), v[i],
+                                                      a[j][i % 2]);
+                }
+            }
+        }
+        TRI_UNROLL
+        for (int j = 0; j < 3; j++) {
+            _mm256_storeu_ps(lane[o + j], a[j][0]);
+            _mm256_storeu_ps(lane[o + j] + 8, a[j][1]);
+        }
+    }
+}
+
+TRI_AVX2 static void tri_piece_avx2(tr_dtype q, float (*lane)[TR_LANES], const float *x,
+                                    const tri_stream *t, int64_t K)
+{
+    float mixed[TRI_PANEL], last[TR_LANES];
+    if (q == TR_BF16)        tri_stream256(TR_BF16, 64, lane, x, t, K);
+    else if (q == TR_F16)    tri_stream256(TR_F16, 64, lane, x, t, K);
+    else if (q == TR_F8E4M3) tri_stream256(TR_F8E4M3, 32, lane, x, t, K);
+    if (q != TR_F4E2M1) return;
+    for (int64_t k = 0; k < K; k += TR_LANES) tri_mix256(x + k, mixed + k);
+    for (int j = 0; j < TRI_TILE_O; j++) tri_mix256(lane[j], lane[j]);
+    tri_stream256(TR_F4E2M1, 16, lane, mixed, t, K);
+    for (int j = 0; j < TRI_TILE_O; j++) {
+        memcpy(last, lane[j], sizeof last);
+        tri_sort256(last, lane[j]);
+    }
+}
+
+TRI_AVX512 static void tri_piece_avx512(tr_dtype q, float (*lane)[TR_LANES], const float *x,
+                                        const tri_stream *t, int64_t K)
+{
+    if (q == TR_BF16)        tri_stream512(TR_BF16, 64, lane, x, t, K);
+    else if (q == TR_F16)    tri_stream512(TR_F16, 64, lane, x, t, K);
+    else if (q == TR_F8E4M3) tri_stream512(TR_F8E4M3, 32, lane, x, t, K);
+    else                     tri_stream512(TR_F4E2M1, 16, lane, x, t, K);
+}
+
+typedef void (*tri_piece_fn)(tr_dtype q, float (*lane)[TR_LANES], const float *x,
+                             const tri_stream *t, int64_t K);
+
+static int64_t tri_stream_rows(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
+                               int64_t o, tri_piece_fn piece, tri_e8m0_fn e8m0)
 {
     const int64_t far = 1024;
     tr_dtype q = w->format->q;
@@ -12632,19 +12769,29 @@ TRI_AVX512 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float
     }
     for (; c < K; c += len) {
         len = tri_least(K - c, TRI_PANEL);
-        if (!tri_stream_scales(&t, w, o, c, len)) break;
+        if (!tri_stream_scales(&t, w, o, c, len, e8m0)) break;
         t.w = tri_weight_at(w, o) + c * bits / 8;
         t.next = far;
         if (c * bits / 8 + far >= w->q_stride) t.next += (TRI_TILE_O - 1) * w->q_stride;
-        if (q == TR_BF16)        tri_stream512(TR_BF16, 64, lane, x + c, &t, len);
-        else if (q == TR_F16)    tri_stream512(TR_F16, 64, lane, x + c, &t, len);
-        else if (q == TR_F8E4M3) tri_stream512(TR_F8E4M3, 32, lane, x + c, &t, len);
-        else                     tri_stream512(TR_F4E2M1, 16, lane, x + c, &t, len);
+        piece(q, lane, x + c, &t, len);
     }
     return c;
 }
 
-static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, NULL, tri_tile_t_avx2 };
+static int64_t tri_stream_avx2(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
+                               int64_t o)
+{
+    return tri_stream_rows(lane, x, w, o, tri_piece_avx2, tri_e8m0_avx2);
+}
+
+static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
+                                 int64_t o)
+{
+    return tri_stream_rows(lane, x, w, o, tri_piece_avx512, tri_e8m0_avx512);
+}
+
+static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
+                                           tri_tile_t_avx2 };
 static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
                                              tri_tile_t_avx512 };
 

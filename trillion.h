@@ -12597,7 +12597,8 @@ TRI_AVX2 static void tri_e8m0_avx2(const unsigned char *s, int64_t n, float *y)
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
         __m256i u = _mm256_cvtepu8_epi32(_mm_loadl_epi64(TRI_M128(s + i)));
-        __m256i f = _mm256_blendv_epi8(_mm256_slli_epi32(u, 23), least, _mm256_cmpeq_epi32(u, zero));
+        __m256i f = _mm256_blendv_epi8(_mm256_slli_epi32(u, 23), least,
+                                       _mm256_cmpeq_epi32(u, zero));
         _mm256_storeu_ps(y + i, _mm256_castsi256_ps(f));
     }
     for (; i < n; i++) y[i] = tr_e8m0_to_f32(s[i]);
@@ -12629,7 +12630,8 @@ static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64
  * and the upper half the high ones. A table gives the upper two bytes of each value, whose others
  * are 0; words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
  * stand in the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
-TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s, __m256 v[4])
+TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s,
+                                     __m256 v[4])
 {
     const __m256 scale = _mm256_set1_ps(*s);
     if (q == TR_BF16 || q == TR_F16) {
@@ -12649,10 +12651,12 @@ TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const f
             v[i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(u, 1)), scale);
         }
     } else {
-        const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40,
-            0x40, 0x40, -0x80, -0x41, -0x41, -0x41, -0x40, -0x40, -0x40, -0x40));
-        const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0, -0x80, -0x40, 0, 0x40, -0x80,
-            -0x40, 0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40));
+        const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+            -0x80, -0x41, -0x41, -0x41, -0x40, -0x40, -0x40, -0x40));
+        const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40,
+            0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40));
         const __m256i down = _mm256_setr_epi64x(0, 0, 4, 4);
         __m256i u = _mm256_broadcastsi128_si256(_mm_loadu_si128(TRI_M128(w))), h, l;
         u = _mm256_and_si256(_mm256_srlv_epi64(u, down), _mm256_set1_epi8(15));
@@ -12668,8 +12672,8 @@ TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const f
     }
 }
 
-/* 0 1 .. 15 into the order of tri_load256's e2m1, and back. */
-TRI_AVX2 static void tri_mix256(const float x[TR_LANES], float y[TR_LANES])
+/* 0 1 .. 15 into the order of tri_load256's e2m1, and back; y may be x. */
+TRI_AVX2 TRI_INLINE void tri_mix256(const float x[TR_LANES], float y[TR_LANES])
 {
     const __m256i pairs = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
     __m256d a = _mm256_castps_pd(_mm256_permutevar8x32_ps(_mm256_loadu_ps(x), pairs));
@@ -12678,9 +12682,14 @@ TRI_AVX2 static void tri_mix256(const float x[TR_LANES], float y[TR_LANES])
     _mm256_storeu_ps(y + 8, _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
 }
 
-TRI_AVX2 static void tri_sort256(const float x[TR_LANES], float y[TR_LANES])
+TRI_AVX2 TRI_INLINE void tri_sort256(const float x[TR_LANES], float y[TR_LANES])
 {
-    for (int i = 0; i < TR_LANES; i++) y[i / 8 * 2 + i / 4 % 2 + i % 4 * 4] = x[i];
+    const __m256i pairs = _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7);
+    __m256d a = _mm256_castps_pd(_mm256_loadu_ps(x)), b = _mm256_castps_pd(_mm256_loadu_ps(x + 8));
+    __m256 low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
+    __m256 high = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+    _mm256_storeu_ps(y, _mm256_permutevar8x32_ps(low, pairs));
+    _mm256_storeu_ps(y + 8, _mm256_permutevar8x32_ps(high, pairs));
 }
 
 /* As tri_stream512, three rows at a time: their lanes are six of the sixteen registers. */
@@ -12722,7 +12731,7 @@ TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[
 TRI_AVX2 static void tri_piece_avx2(tr_dtype q, float (*lane)[TR_LANES], const float *x,
                                     const tri_stream *t, int64_t K)
 {
-    float mixed[TRI_PANEL], last[TR_LANES];
+    float mixed[TRI_PANEL];
     if (q == TR_BF16)        tri_stream256(TR_BF16, 64, lane, x, t, K);
     else if (q == TR_F16)    tri_stream256(TR_F16, 64, lane, x, t, K);
     else if (q == TR_F8E4M3) tri_stream256(TR_F8E4M3, 32, lane, x, t, K);
@@ -12730,10 +12739,7 @@ TRI_AVX2 static void tri_piece_avx2(tr_dtype q, float (*lane)[TR_LANES], const f
     for (int64_t k = 0; k < K; k += TR_LANES) tri_mix256(x + k, mixed + k);
     for (int j = 0; j < TRI_TILE_O; j++) tri_mix256(lane[j], lane[j]);
     tri_stream256(TR_F4E2M1, 16, lane, mixed, t, K);
-    for (int j = 0; j < TRI_TILE_O; j++) {
-        memcpy(last, lane[j], sizeof last);
-        tri_sort256(last, lane[j]);
-    }
+    for (int j = 0; j < TRI_TILE_O; j++) tri_sort256(lane[j], lane[j]);
 }
 
 TRI_AVX512 static void tri_piece_avx512(tr_dtype q, float (*lane)[TR_LANES], const float *x,

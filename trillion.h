@@ -1604,6 +1604,7 @@ struct tr_ctx {
     size_t bytes, peak;             /* allocated now, most ever */
     tr_act *acts;  int64_t n_acts;  /* registered by the caller */
     char   err[TRI_ERR_BYTES];
+    float *pack;                    /* [TRI_PACK] behind this: tokens as {mat} reads them */
 };
 
 const char *tr_status_str(tr_status s)
@@ -1673,6 +1674,16 @@ tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...)
 typedef struct tri_block { void *raw; size_t raw_bytes; } tri_block;
 #define TRI_ALIGN 64
 
+/* A context brings 1 MB for the tokens of a product, so that operators need not allocate. */
+#define TRI_PACK (1 << 18)
+#define TRI_CTX_BYTES (sizeof(tr_ctx) + TRI_ALIGN + TRI_PACK * sizeof(float))
+
+/* The first cache line that begins at p or later. */
+static float *tri_aligned(float *p)
+{
+    return p + (TRI_ALIGN - (uintptr_t)p % TRI_ALIGN) % TRI_ALIGN / sizeof *p;
+}
+
 static void *tri_malloc(void *user, void *ptr, size_t old_bytes, size_t new_bytes)
 {
     (void)user; (void)old_bytes;
@@ -1688,9 +1699,10 @@ tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
     if (opts) o = *opts;
     if (!o.alloc) o.alloc = tri_malloc;
     *out = NULL;
-    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, sizeof *ctx);
+    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, TRI_CTX_BYTES);
     if (!ctx) return TR_ERR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
+    ctx->pack = tri_aligned((float *)(void *)(ctx + 1));
     ctx->opts = o;
     *out = ctx;
     ctx->cpu = o.cpu == TR_CPU_BEST ? tri_os_cpu() : o.cpu;
@@ -1712,7 +1724,7 @@ void tr_ctx_free(tr_ctx *ctx)
 {
     if (!ctx) return;
     tr_free(ctx, ctx->acts);
-    ctx->opts.alloc(ctx->opts.alloc_user, ctx, sizeof *ctx, 0);
+    ctx->opts.alloc(ctx->opts.alloc_user, ctx, TRI_CTX_BYTES, 0);
 }
 
 void tr_warn(tr_ctx *ctx, const char *fmt, ...)
@@ -3688,6 +3700,12 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 #define TRI_T_ROWS   256
 #define TRI_T_TOKENS 8
 
+#define TRI_PACKED_FROM 16      /* so many tokens are worth packing */
+#define TRI_PIECE_COLS 512      /* columns of a piece of packed rows */
+#define TRI_PIECE_STRIDE (TRI_PIECE_COLS + TR_LANES)
+
+typedef float tri_packed_x[TRI_TILE_N][TR_LANES];
+
 /* What differs from cpu to cpu. */
 struct tri_tiles {
     /* lane[n][j][l] (+)= x[n][k] w[j][k], k = 0 .. K - 1, l = k mod 16, for n < N <= TRI_TILE_N and
@@ -3702,6 +3720,14 @@ struct tri_tiles {
     /* lane[n][l][c] (+)= x[n][k] w[k][c], k = 0 .. K - 1, l = k mod 16, n < N <= TRI_T_TOKENS */
     void (*tile_t)(float (*lane)[TR_LANES][TRI_T_COLS], const float *const *x, int64_t N,
                    const float (*w)[TRI_T_COLS], int64_t K);
+    /* As tile, for tokens and rows that are packed: lane[n][j][l] (+)= x[k div 16][n][l] w[j][k].
+     * x and w may be read up to a multiple of 16. Asks for cache lines on the way: of as many x
+     * from `ahead` on, and one every `step` bytes from `far` on. NULL: products are not packed. */
+    void (*packed)(float (*lane)[TRI_TILE_O][TR_LANES], const tri_packed_x *x,
+                   const float (*w)[TRI_PIECE_STRIDE], int64_t K, const tri_packed_x *ahead,
+                   const unsigned char *far, int64_t step);
+    /* y[j] = tri_lanes_fold(lane[j]); there if packed is. */
+    void (*fold)(float y[TRI_TILE_O], const float (*lane)[TR_LANES]);
 };
 
 /* A group of products that share their input and output: for each e of E weights of one shape, and
@@ -3832,11 +3858,126 @@ TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
 }
 TRI_CLONES(tri_product_rows)
 
+/* ---- packed tokens
+ *
+ * Rows begin at any number, so half of the loads of 16 may touch two cache lines, and every tile
+ * walks ten rows at once. For many tokens we copy them first, tile by tile, into the order
+ *
+ *     [tile of 4 tokens][k div 16][token][lane]
+ *
+ * which is read as one aligned stream, and each piece of a panel into a buffer. All threads share
+ * the block of tokens. While a tile is worked on, the next one is asked for, and a part of the
+ * panel's next piece, evenly, since a burst would keep nearer loads waiting. */
+typedef struct tri_packed_job {
+    const tri_product_job *a;
+    tri_packed_x *x;                /* [tiles][depth] */
+    int64_t first, n, depth;        /* tokens first .. first + n - 1 */
+} tri_packed_job;
+
+static void tri_pack_tiles(void *user, int64_t begin, int64_t end)
+{
+    const tri_packed_job *p = (const tri_packed_job *)user;
+    int64_t K = p->a->w->cols;
+    for (int64_t n = begin * TRI_TILE_N; n < end * TRI_TILE_N; n++) {
+        const float *x = n < p->n ? tri_row_f32(p->a->x, p->first + n) : NULL;
+        tri_packed_x *to = p->x + n / TRI_TILE_N * p->depth;
+        for (int64_t k = 0; k < K; k += TR_LANES) {
+            int64_t len = x ? tri_least(K - k, TR_LANES) : 0;
+            float *y = to[k / TR_LANES][n % TRI_TILE_N];
+            if (len < TR_LANES) memset(y, 0, TR_LANES * sizeof *y);
+            if (len == TR_LANES) memcpy(y, x + k, TR_LANES * sizeof *y);
+            else if (len > 0)    memcpy(y, x + k, (size_t)len * sizeof *y);
+        }
+    }
+}
+
+/* Columns [c, c + len) of rows [o, o + O), decoded; the rest up to a multiple of 16 is 0. */
+static void tri_pack_panel(const tri_product_job *a, int64_t o, int64_t O, int64_t c, int64_t len,
+                           float (*p)[TRI_PIECE_STRIDE])
+{
+    const tr_weight *w = a->w;
+    for (int64_t j = 0; j < TRI_TILE_O; j++) {
+        memset(p[j] + (j < O ? len : 0), 0, (size_t)(j < O ? TR_LANES : len + TR_LANES) * 4);
+        if (j >= O) continue;
+        if (w->format->q == TR_F32)
+            memcpy(p[j], tri_weight_at(w, o + j) + 4 * c, (size_t)len * sizeof **p);
+        else if (!w->finite || !a->tiles->decode(w, o + j, c, len, p[j]))
+            w->format->row_f32(w, o + j, c, len, p[j]);
+    }
+}
+
+/* Columns from c on of one panel, for all tiles. */
+static void tri_packed_piece(const tri_packed_job *p, int64_t o, int64_t c,
+                             const float (*w)[TRI_PIECE_STRIDE],
+                             float (*lane)[TRI_TILE_N][TRI_TILE_O][TR_LANES])
+{
+    const tr_weight *v = p->a->w;
+    int64_t tiles = tri_blocks(p->n, TRI_TILE_N), len = tri_least(v->cols - c, TRI_PIECE_COLS);
+    int64_t next = c + len < v->cols ? c + len : 0, row = next ? o : o + TRI_TILE_O;
+    int64_t bytes = TRI_PIECE_COLS * v->q_stride / v->cols, each = tri_blocks(TRI_TILE_O, tiles);
+    int64_t share = tiles > TRI_TILE_O ? tiles / TRI_TILE_O : 1;    /* tiles that ask for a row */
+    for (int64_t t = 0; t < tiles; t++) {
+        const tri_packed_x *x = p->x + t * p->depth + c / TR_LANES;
+        int64_t r = row + t / share * each;
+        const unsigned char *far = tri_weight_at(v, r < v->rows ? r : o) +
+                                   next * v->q_stride / v->cols + t % share * (bytes / share);
+        p->a->tiles->packed(lane[t], x, w, len, x + p->depth, far,
+                            bytes / share * TR_LANES / TRI_PIECE_COLS);
+    }
+}
+
+/* Panels [begin, end) of W for the block of tokens. */
+static void tri_packed_panels(void *user, int64_t begin, int64_t end)
+{
+    const tri_packed_job *p = (const tri_packed_job *)user;
+    const tri_product_job *a = p->a;
+    float lane[TRI_TOKENS / TRI_TILE_N][TRI_TILE_N][TRI_TILE_O][TR_LANES], y[TRI_TILE_O];
+    float buf[(TRI_TILE_O + 1) * TRI_PIECE_STRIDE], *out[TRI_TOKENS];
+    float (*w)[TRI_PIECE_STRIDE] = (float (*)[TRI_PIECE_STRIDE])(void *)tri_aligned(buf);
+    for (int64_t n = 0; n < p->n; n++) out[n] = tri_row_f32(a->y, p->first + n);
+    for (int64_t o = begin * TRI_TILE_O; o < a->w->rows && o < end * TRI_TILE_O; o += TRI_TILE_O) {
+        int64_t O = tri_least(a->w->rows - o, TRI_TILE_O);
+        memset(lane, 0, sizeof lane);
+        for (int64_t c = 0; c < a->w->cols; c += TRI_PIECE_COLS) {
+            tri_pack_panel(a, o, O, c, tri_least(a->w->cols - c, TRI_PIECE_COLS), w);
+            tri_packed_piece(p, o, c, (const float (*)[TRI_PIECE_STRIDE])w, lane);
+        }
+        for (int64_t n = 0; n < p->n; n++) {
+            a->tiles->fold(y, (const float (*)[TR_LANES])lane[n / TRI_TILE_N][n % TRI_TILE_N]);
+            for (int64_t j = 0; !tr_view_is_none(a->bias) && j < O; j++)
+                y[j] += tr_view_f32(a->bias)[(o + j) * a->bias.stride[0]];
+            memcpy(out[n] + o, y, (size_t)O * sizeof *y);
+        }
+    }
+}
+
+/* 1 if the product was done this way. */
+static int tri_packed_run(tr_ctx *ctx, const tri_product_job *a)
+{
+    int64_t depth = tri_blocks(a->w->cols, TR_LANES), most = TRI_TOKENS;
+    tri_packed_job p;
+    if (!a->tiles->packed || a->E != 1 || a->slot || a->per != 1) return 0;
+    if (a->n < TRI_PACKED_FROM) return 0;
+    if (depth > 0) most = tri_least(most, TRI_PACK / (TRI_TILE_N * TR_LANES) / depth * TRI_TILE_N);
+    if (most < TRI_PACKED_FROM) return 0;
+    p.a = a;
+    p.x = (tri_packed_x *)(void *)ctx->pack;
+    p.depth = depth;
+    for (p.first = 0; p.first < a->n; p.first += p.n) {
+        p.n = tri_least(a->n - p.first, most);
+        tr_par_for(ctx, tri_blocks(p.n, TRI_TILE_N), 4, tri_pack_tiles, &p);
+        tr_par_for(ctx, tri_blocks(a->w->rows, TRI_TILE_O), 1 + 1024 / (a->w->cols + 1),
+                   tri_packed_panels, &p);
+    }
+    return 1;
+}
+
 static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
 {
     tri_product_job job = *a;
     int64_t total = 0;
     job.tiles = tri_os_tiles(ctx->cpu);
+    if (tri_packed_run(ctx, &job)) return;
     for (int64_t e = 0; e < a->E; e++)
         total += tri_product_cost(a->offset ? (int64_t)a->offset[e + 1] - a->offset[e] : a->n) *
                  a->w->rows;
@@ -12188,7 +12329,8 @@ static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
     return 0;
 }
 
-static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, tri_tile_t_base };
+static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, tri_tile_t_base,
+                                           NULL, NULL };
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -12285,6 +12427,124 @@ TRI_AVX2 static void tri_tile_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const fl
         for (int64_t j = 0; j < O; j++)
             tri_tile256(1, 1, (float (*)[TRI_TILE_O][TR_LANES])(void *)lane[n][j], x + n,
                         w + j * stride, 0, K);
+}
+
+/* Packed tiles. The columns that are missing at the end leave their lanes alone. */
+TRI_AVX512 static void tri_packed_avx512(float (*lane)[TRI_TILE_O][TR_LANES],
+                                         const tri_packed_x *x, const float (*w)[TRI_PIECE_STRIDE],
+                                         int64_t K, const tri_packed_x *ahead,
+                                         const unsigned char *far, int64_t step)
+{
+    __m512 a[TRI_TILE_N][TRI_TILE_O], xs[TRI_TILE_N];
+    int64_t k = 0;
+    TRI_UNROLL
+    for (int n = 0; n < TRI_TILE_N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < TRI_TILE_O; j++) a[n][j] = _mm512_loadu_ps(lane[n][j]);
+    }
+    for (; k + TR_LANES <= K; k += TR_LANES, x++, ahead++, far += step) {
+        _mm_prefetch((const void *)far, _MM_HINT_T0);
+        TRI_UNROLL
+        for (int n = 0; n < TRI_TILE_N; n++) {
+            _mm_prefetch((const void *)(*ahead)[n], _MM_HINT_T0);
+            xs[n] = _mm512_loadu_ps((*x)[n]);
+        }
+        TRI_UNROLL
+        for (int j = 0; j < TRI_TILE_O; j++) {
+            __m512 ws = _mm512_loadu_ps(w[j] + k);
+            TRI_UNROLL
+            for (int n = 0; n < TRI_TILE_N; n++) a[n][j] = _mm512_fmadd_ps(xs[n], ws, a[n][j]);
+        }
+    }
+    if (k < K) {
+        const __mmask16 there = (__mmask16)((1u << (K - k)) - 1);
+        TRI_UNROLL
+        for (int n = 0; n < TRI_TILE_N; n++) {
+            TRI_UNROLL
+            for (int j = 0; j < TRI_TILE_O; j++)
+                a[n][j] = _mm512_mask3_fmadd_ps(_mm512_loadu_ps((*x)[n]), _mm512_loadu_ps(w[j] + k),
+                                                a[n][j], there);
+        }
+    }
+    TRI_UNROLL
+    for (int n = 0; n < TRI_TILE_N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < TRI_TILE_O; j++) _mm512_storeu_ps(lane[n][j], a[n][j]);
+    }
+}
+
+/* Half of the lanes of 4 tokens x 3 rows are 12 registers. */
+TRI_AVX2 TRI_INLINE void tri_packed256(float (*lane)[TRI_TILE_O][TR_LANES], const float *x,
+                                       const float (*w)[TRI_PIECE_STRIDE], int h, int64_t K,
+                                       const float *ahead, const unsigned char *far, int64_t step)
+{
+    const __m256i order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256 a[TRI_TILE_N][3], xs[TRI_TILE_N];
+    int64_t k = 0;
+    TRI_UNROLL
+    for (int n = 0; n < TRI_TILE_N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < 3; j++) a[n][j] = _mm256_loadu_ps(lane[n][j]);
+    }
+    for (; k + 8 <= K; k += TR_LANES, x += TRI_TILE_N * TR_LANES, far += step) {
+        _mm_prefetch((const void *)(ahead + k), _MM_HINT_T0);
+        _mm_prefetch((const void *)far, _MM_HINT_T0);
+        TRI_UNROLL
+        for (int n = 0; n < TRI_TILE_N; n++) xs[n] = _mm256_loadu_ps(x + n * TR_LANES);
+        TRI_UNROLL
+        for (int j = 0; j < 3; j++) {
+            __m256 ws = _mm256_loadu_ps(w[j] + h + k);
+            TRI_UNROLL
+            for (int n = 0; n < TRI_TILE_N; n++) a[n][j] = _mm256_fmadd_ps(xs[n], ws, a[n][j]);
+        }
+    }
+    TRI_UNROLL
+    for (int n = 0; n < TRI_TILE_N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < 3 && k < K; j++) {
+            __m256 all = _mm256_fmadd_ps(_mm256_loadu_ps(x + n * TR_LANES),
+                                         _mm256_loadu_ps(w[j] + h + k), a[n][j]);
+            __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(K - k)), order);
+            a[n][j] = _mm256_blendv_ps(a[n][j], all, _mm256_castsi256_ps(there));
+        }
+    }
+    TRI_UNROLL
+    for (int n = 0; n < TRI_TILE_N; n++) {
+        TRI_UNROLL
+        for (int j = 0; j < 3; j++) _mm256_storeu_ps(lane[n][j], a[n][j]);
+    }
+}
+
+TRI_AVX2 static void tri_packed_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const tri_packed_x *x,
+                                     const float (*w)[TRI_PIECE_STRIDE], int64_t K,
+                                     const tri_packed_x *ahead, const unsigned char *far,
+                                     int64_t step)
+{
+    for (int i = 0; i < 4; i++) {       /* each asks for a quarter */
+        int j = i / 2 * 3, h = i % 2 * 8;
+        float *at = lane[0][j] + h;
+        tri_packed256((float (*)[TRI_TILE_O][TR_LANES])(void *)at, x[0][0] + h,
+                      w + j, h, K - h, ahead[0][0] + i * TRI_PIECE_COLS,
+                      far + i * (K / TR_LANES) * (step / 4), step / 4);
+    }
+}
+
+/* A register of 4 a row after two additions, the other two for two rows at once. */
+TRI_AVX2 TRI_INLINE __m128 tri_fold_half(const float lane[TR_LANES])
+{
+    __m256 b = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
+    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+}
+
+TRI_AVX2 static void tri_fold_avx2(float y[TRI_TILE_O], const float (*lane)[TR_LANES])
+{
+    for (int j = 0; j < TRI_TILE_O; j += 2) {
+        __m128 c0 = tri_fold_half(lane[j]), c1 = tri_fold_half(lane[j + 1]);
+        __m128 d = _mm_add_ps(_mm_movelh_ps(c0, c1), _mm_movehl_ps(c1, c0));
+        d = _mm_add_ps(d, _mm_movehdup_ps(d));
+        y[j] = _mm_cvtss_f32(d);
+        y[j + 1] = _mm_cvtss_f32(_mm_movehl_ps(d, d));
+    }
 }
 
 /* The transposed product: 4 tokens x 32 columns are 8 registers, or 2 tokens of 8. */
@@ -12797,9 +13057,10 @@ static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x, const 
 }
 
 static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
-                                           tri_tile_t_avx2 };
+                                           tri_tile_t_avx2, tri_packed_avx2, tri_fold_avx2 };
 static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
-                                             tri_tile_t_avx512 };
+                                             tri_tile_t_avx512, tri_packed_avx512,
+                                             tri_fold_avx2 };
 
 #if !defined(__clang__)
 #pragma GCC diagnostic pop

@@ -11730,8 +11730,8 @@ tr_build tr_build_info(const tr_ctx *ctx)
 }
 
 /* Each probe is one expression of a, b and c in both types, and what it means if the answer is not
- * the known one. d and e are b and c as one number for all lanes, which a compiler would like to put
- * together first; TRI_ROOT, TRI_FUSED and TRI_SHIFT are the type's own. */
+ * the known one. d and e are b and c as one number for all lanes, which a compiler would like to
+ * put together first; TRI_ROOT, TRI_FUSED and TRI_SHIFT are the type's own. */
 #define TRI_NOT_NEAREST "arithmetic does not round to nearest even"
 #define TRI_FLUSHES     "arithmetic flushes subnormal numbers to zero"
 #define TRI_FUSES       "the compiler fuses a product and a sum that are written apart; build " \

@@ -3917,7 +3917,7 @@ static void tri_packed_piece(const tri_packed_job *p, int64_t o, int64_t c,
     int64_t bytes = TRI_PIECE_COLS * v->q_stride / v->cols, each = tri_blocks(TRI_TILE_O, tiles);
     int64_t share = tiles > TRI_TILE_O ? tiles / TRI_TILE_O : 1;    /* tiles that ask for a row */
     for (int64_t t = 0; t < tiles; t++) {
-        const tri_packed_x *x = p->x + t * p->depth + c / TR_LANES;
+        const tri_packed_x *x = (const tri_packed_x *)(p->x + t * p->depth + c / TR_LANES);
         int64_t r = row + t / share * each;
         const unsigned char *far = tri_weight_at(v, r < v->rows ? r : o) +
                                    next * v->q_stride / v->cols + t % share * (bytes / share);

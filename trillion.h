@@ -214,7 +214,9 @@ typedef struct tr_ctx_opts {
     tr_cpu      cpu;                        /* 0: the best */
 } tr_ctx_opts;
 
-/* opts may be NULL, and is copied. Tests the arithmetic of this build and thread (tr_selftest).
+/* opts may be NULL, and is copied. The context is one block of about 1 MB, workspace of products
+ * included; it is not counted by tr_ctx_bytes. Tests the arithmetic of this
+ * build and thread (tr_selftest).
  * TR_ERR_MEMORY: *out is NULL, and there is no context to hold a sentence. Any other failure: *out
  * is good for tr_err_last and tr_ctx_free alone. TR_ERR_UNSUPPORTED: contraction, flushed
  * subnormals, another rounding mode, a cpu that this machine is not. */
@@ -3723,8 +3725,8 @@ struct tri_tiles {
     /* As tile, for tokens and rows that are packed: lane[n][j][l] (+)= x[k div 16][n][l] w[j][k].
      * x and w may be read up to a multiple of 16. Asks for cache lines on the way: of as many x
      * from `ahead` on, and one every `step` bytes from `far` on. NULL: products are not packed. */
-    void (*packed)(float (*lane)[TRI_TILE_O][TR_LANES], const tri_packed_x *x,
-                   const float (*w)[TRI_PIECE_STRIDE], int64_t K, const tri_packed_x *ahead,
+    void (*packed)(float (*lane)[TRI_TILE_O][TR_LANES], tri_packed_x *x,
+                   const float (*w)[TRI_PIECE_STRIDE], int64_t K, tri_packed_x *ahead,
                    const unsigned char *far, int64_t step);
     /* y[j] = tri_lanes_fold(lane[j]); there if packed is. */
     void (*fold)(float y[TRI_TILE_O], const float (*lane)[TR_LANES]);
@@ -3917,7 +3919,7 @@ static void tri_packed_piece(const tri_packed_job *p, int64_t o, int64_t c,
     int64_t bytes = TRI_PIECE_COLS * v->q_stride / v->cols, each = tri_blocks(TRI_TILE_O, tiles);
     int64_t share = tiles > TRI_TILE_O ? tiles / TRI_TILE_O : 1;    /* tiles that ask for a row */
     for (int64_t t = 0; t < tiles; t++) {
-        const tri_packed_x *x = (const tri_packed_x *)(p->x + t * p->depth + c / TR_LANES);
+        tri_packed_x *x = p->x + t * p->depth + c / TR_LANES;
         int64_t r = row + t / share * each;
         const unsigned char *far = tri_weight_at(v, r < v->rows ? r : o) +
                                    next * v->q_stride / v->cols + t % share * (bytes / share);
@@ -12431,8 +12433,8 @@ TRI_AVX2 static void tri_tile_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const fl
 
 /* Packed tiles. The columns that are missing at the end leave their lanes alone. */
 TRI_AVX512 static void tri_packed_avx512(float (*lane)[TRI_TILE_O][TR_LANES],
-                                         const tri_packed_x *x, const float (*w)[TRI_PIECE_STRIDE],
-                                         int64_t K, const tri_packed_x *ahead,
+                                         tri_packed_x *x, const float (*w)[TRI_PIECE_STRIDE],
+                                         int64_t K, tri_packed_x *ahead,
                                          const unsigned char *far, int64_t step)
 {
     __m512 a[TRI_TILE_N][TRI_TILE_O], xs[TRI_TILE_N];
@@ -12515,9 +12517,9 @@ TRI_AVX2 TRI_INLINE void tri_packed256(float (*lane)[TRI_TILE_O][TR_LANES], cons
     }
 }
 
-TRI_AVX2 static void tri_packed_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const tri_packed_x *x,
+TRI_AVX2 static void tri_packed_avx2(float (*lane)[TRI_TILE_O][TR_LANES], tri_packed_x *x,
                                      const float (*w)[TRI_PIECE_STRIDE], int64_t K,
-                                     const tri_packed_x *ahead, const unsigned char *far,
+                                     tri_packed_x *ahead, const unsigned char *far,
                                      int64_t step)
 {
     for (int i = 0; i < 4; i++) {       /* each asks for a quarter */

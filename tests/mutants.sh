@@ -43,7 +43,8 @@ one() {                                     # N: applies, compiles and runs muta
     elif TEST_STOP=1 timeout 300 "$at/test" > "$at/log" 2>&1; then
         echo "SURVIVED $what ($prog passes)" > "$at/verdict"
     else
-        echo "killed   $what ($prog: $(grep -m1 '^FAILED' "$at/log" | cut -c1-60))" > "$at/verdict"
+        why=$(grep -m1 '^FAILED' "$at/log" || tail -n 1 "$at/log")      # or the self-test: no context
+        echo "killed   $what ($prog: $(echo "$why" | cut -c1-60))" > "$at/verdict"
     fi
     rm -f "$at/test" "$at/trillion.h"
 }

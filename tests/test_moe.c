@@ -403,6 +403,7 @@ static void route_bits(void)
         for (int64_t e = 0; i % 3 && e < E; e++) {
             float *b = tr_view_f32(bias) + e;
             *b = i % 5 == 1 ? -3 : i % 5 == 2 && e % 3 ? -INFINITY : roundf(*b * 4) / 4;
+            if (i % 5 == 3) *b = 4096;                  /* sums that are equal once rounded */
         }
         a = route(logits, bias, K);
         a.groups = G;

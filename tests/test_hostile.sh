@@ -1,7 +1,7 @@
 #!/bin/sh
-# Flags under which a compiler gives other numbers than the contract. Each must be refused: by #error
-# when the header is compiled, or by tr_ctx_new with a sentence; or change no bit, which is then
-# shown with whole models. Never other bits.
+# Flags under which a compiler may give other numbers than the contract. Each must be refused, by
+# #error when the header is compiled or by tr_ctx_new with a sentence; or change no bit, which is
+# then shown with whole models. Never other bits.
 #
 # HOSTILE="gcc clang" does that for these compilers at LEVELS, which are -O2 -O3 unless given. Else
 # it is $CC at -O2, without the rows marked long, and what passes the self-test is believed.
@@ -155,7 +155,7 @@ case $(uname -m) in x86_64)
         # shellcheck disable=SC2086
         if $cc -std=c11 -O2 $NUMERIC -w -I. -c -o $t/self.o $t/self.c &&
            $cc -ffast-math -o $t/self $t/self.o -lm && $t/self > $t/said && [ -s $t/said ]; then
-            ok "$cc linked with -ffast-math: refused by self-test: $(sed -n '1s/^[^:]*: //p' $t/said)"
+            ok "$cc linked with -ffast-math: refused by self-test:$(sed -n "1s/^[^:]*://p" $t/said)"
         else
             bad "$cc linked with -ffast-math: passes"
         fi

@@ -12500,14 +12500,16 @@ TRI_AVX2 TRI_INLINE void tri_packed256(float (*lane)[TRI_TILE_O][TR_LANES], cons
             for (int n = 0; n < TRI_TILE_N; n++) a[n][j] = _mm256_fmadd_ps(xs[n], ws, a[n][j]);
         }
     }
-    TRI_UNROLL
-    for (int n = 0; n < TRI_TILE_N; n++) {
+    if (k < K) {
+        __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(K - k)), order);
         TRI_UNROLL
-        for (int j = 0; j < 3 && k < K; j++) {
-            __m256 all = _mm256_fmadd_ps(_mm256_loadu_ps(x + n * TR_LANES),
-                                         _mm256_loadu_ps(w[j] + h + k), a[n][j]);
-            __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(K - k)), order);
-            a[n][j] = _mm256_blendv_ps(a[n][j], all, _mm256_castsi256_ps(there));
+        for (int n = 0; n < TRI_TILE_N; n++) {
+            TRI_UNROLL
+            for (int j = 0; j < 3; j++) {
+                __m256 all = _mm256_fmadd_ps(_mm256_loadu_ps(x + n * TR_LANES),
+                                             _mm256_loadu_ps(w[j] + h + k), a[n][j]);
+                a[n][j] = _mm256_blendv_ps(a[n][j], all, _mm256_castsi256_ps(there));
+            }
         }
     }
     TRI_UNROLL

@@ -214,8 +214,8 @@ typedef struct tr_ctx_opts {
     tr_cpu      cpu;                        /* 0: the best */
 } tr_ctx_opts;
 
-/* opts may be NULL, and is copied. The context is one block of about 1 MB, workspace of products
- * included; it is not counted by tr_ctx_bytes. Tests the arithmetic of this
+/* opts may be NULL, and is copied. The context is one block, with 1 MB of workspace a thread for
+ * products; it is not counted by tr_ctx_bytes. Tests the arithmetic of this
  * build and thread (tr_selftest).
  * TR_ERR_MEMORY: *out is NULL, and there is no context to hold a sentence. Any other failure: *out
  * is good for tr_err_last and tr_ctx_free alone. TR_ERR_UNSUPPORTED: contraction, flushed
@@ -1606,7 +1606,7 @@ struct tr_ctx {
     size_t bytes, peak;             /* allocated now, most ever */
     tr_act *acts;  int64_t n_acts;  /* registered by the caller */
     char   err[TRI_ERR_BYTES];
-    float *pack;                    /* [TRI_PACK] behind this: tokens as {mat} reads them */
+    float *pack;  int64_t packs;    /* [packs][TRI_PACK] behind this, one a thread, for {mat} */
 };
 
 const char *tr_status_str(tr_status s)
@@ -1676,9 +1676,15 @@ tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...)
 typedef struct tri_block { void *raw; size_t raw_bytes; } tri_block;
 #define TRI_ALIGN 64
 
-/* A context brings 1 MB for the tokens of a product, so that operators need not allocate. */
+/* A context brings 1 MB a thread for the tokens of a product, so that operators need not allocate.
+ * With more than 64 threads products do without. */
 #define TRI_PACK (1 << 18)
-#define TRI_CTX_BYTES (sizeof(tr_ctx) + TRI_ALIGN + TRI_PACK * sizeof(float))
+#define TRI_PACKS 64
+
+static size_t tri_ctx_size(int64_t packs)
+{
+    return sizeof(tr_ctx) + TRI_ALIGN + (size_t)packs * TRI_PACK * sizeof(float);
+}
 
 /* The first cache line that begins at p or later. */
 static float *tri_aligned(float *p)
@@ -1696,14 +1702,19 @@ static void *tri_malloc(void *user, void *ptr, size_t old_bytes, size_t new_byte
 tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
 {
     tr_ctx_opts o;
-    tr_ctx *ctx;
+    tr_ctx *ctx, asked;
+    int64_t packs;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!o.alloc) o.alloc = tri_malloc;
     *out = NULL;
-    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, TRI_CTX_BYTES);
+    asked.opts = o;
+    packs = tr_par_threads(&asked);
+    if (packs > TRI_PACKS) packs = TRI_PACKS;
+    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, tri_ctx_size(packs));
     if (!ctx) return TR_ERR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
+    ctx->packs = packs;
     ctx->pack = tri_aligned((float *)(void *)(ctx + 1));
     ctx->opts = o;
     *out = ctx;
@@ -1726,7 +1737,7 @@ void tr_ctx_free(tr_ctx *ctx)
 {
     if (!ctx) return;
     tr_free(ctx, ctx->acts);
-    ctx->opts.alloc(ctx->opts.alloc_user, ctx, TRI_CTX_BYTES, 0);
+    ctx->opts.alloc(ctx->opts.alloc_user, ctx, tri_ctx_size(ctx->packs), 0);
 }
 
 void tr_warn(tr_ctx *ctx, const char *fmt, ...)
@@ -3867,20 +3878,22 @@ TRI_CLONES(tri_product_rows)
  *
  *     [tile of 4 tokens][k div 16][token][lane]
  *
- * which is read as one aligned stream, and each piece of a panel into a buffer. All threads share
- * the block of tokens. While a tile is worked on, the next one is asked for, and a part of the
- * panel's next piece, evenly, since a burst would keep nearer loads waiting. */
+ * which is read as one aligned stream, and each piece of a panel into a buffer. Threads have rows
+ * of W and copy the tokens for themselves, so that none waits for another. While a tile is worked
+ * on, the next one is asked for, and a part of the panel's next piece, evenly, since a burst would
+ * keep nearer loads waiting. */
 typedef struct tri_packed_job {
     const tri_product_job *a;
+    float *pack;                    /* of thread 0 */
+    int64_t threads, most, depth;   /* most: tokens of a block */
     tri_packed_x *x;                /* [tiles][depth] */
-    int64_t first, n, depth;        /* tokens first .. first + n - 1 */
+    int64_t first, n;               /* tokens first .. first + n - 1 */
 } tri_packed_job;
 
-static void tri_pack_tiles(void *user, int64_t begin, int64_t end)
+static void tri_pack_tokens(const tri_packed_job *p)
 {
-    const tri_packed_job *p = (const tri_packed_job *)user;
     int64_t K = p->a->w->cols;
-    for (int64_t n = begin * TRI_TILE_N; n < end * TRI_TILE_N; n++) {
+    for (int64_t n = 0; n < tri_blocks(p->n, TRI_TILE_N) * TRI_TILE_N; n++) {
         const float *x = n < p->n ? tri_row_f32(p->a->x, p->first + n) : NULL;
         tri_packed_x *to = p->x + n / TRI_TILE_N * p->depth;
         for (int64_t k = 0; k < K; k += TR_LANES) {
@@ -3929,9 +3942,8 @@ static void tri_packed_piece(const tri_packed_job *p, int64_t o, int64_t c,
 }
 
 /* Panels [begin, end) of W for the block of tokens. */
-static void tri_packed_panels(void *user, int64_t begin, int64_t end)
+static void tri_packed_panels(const tri_packed_job *p, int64_t begin, int64_t end)
 {
-    const tri_packed_job *p = (const tri_packed_job *)user;
     const tri_product_job *a = p->a;
     float lane[TRI_TOKENS / TRI_TILE_N][TRI_TILE_N][TRI_TILE_O][TR_LANES], y[TRI_TILE_O];
     float buf[(TRI_TILE_O + 1) * TRI_PIECE_STRIDE], *out[TRI_TOKENS];
@@ -3953,24 +3965,37 @@ static void tri_packed_panels(void *user, int64_t begin, int64_t end)
     }
 }
 
+/* Threads begin .. end - 1, each with its share of the panels. */
+static void tri_packed_threads(void *user, int64_t begin, int64_t end)
+{
+    tri_packed_job p = *(const tri_packed_job *)user;
+    int64_t panels = tri_blocks(p.a->w->rows, TRI_TILE_O);
+    for (int64_t i = begin; i < end; i++) {
+        p.x = (tri_packed_x *)(void *)(p.pack + i * TRI_PACK);
+        for (p.first = 0; p.first < p.a->n; p.first += p.n) {
+            p.n = tri_least(p.a->n - p.first, p.most);
+            tri_pack_tokens(&p);
+            tri_packed_panels(&p, panels * i / p.threads, panels * (i + 1) / p.threads);
+        }
+    }
+}
+
 /* 1 if the product was done this way. */
 static int tri_packed_run(tr_ctx *ctx, const tri_product_job *a)
 {
-    int64_t depth = tri_blocks(a->w->cols, TR_LANES), most = TRI_TOKENS;
+    int64_t panels = tri_blocks(a->w->rows, TRI_TILE_O);
     tri_packed_job p;
     if (!a->tiles->packed || a->E != 1 || a->slot || a->per != 1) return 0;
-    if (a->n < TRI_PACKED_FROM) return 0;
-    if (depth > 0) most = tri_least(most, TRI_PACK / (TRI_TILE_N * TR_LANES) / depth * TRI_TILE_N);
-    if (most < TRI_PACKED_FROM) return 0;
+    memset(&p, 0, sizeof p);
     p.a = a;
-    p.x = (tri_packed_x *)(void *)ctx->pack;
-    p.depth = depth;
-    for (p.first = 0; p.first < a->n; p.first += p.n) {
-        p.n = tri_least(a->n - p.first, most);
-        tr_par_for(ctx, tri_blocks(p.n, TRI_TILE_N), 4, tri_pack_tiles, &p);
-        tr_par_for(ctx, tri_blocks(a->w->rows, TRI_TILE_O), 1 + 1024 / (a->w->cols + 1),
-                   tri_packed_panels, &p);
-    }
+    p.pack = ctx->pack;
+    p.depth = tri_blocks(a->w->cols, TR_LANES);
+    p.most = TRI_TOKENS;
+    if (p.depth > 0)
+        p.most = tri_least(p.most, TRI_PACK / (TRI_TILE_N * TR_LANES) / p.depth * TRI_TILE_N);
+    p.threads = tri_least(tr_par_threads(ctx), panels / 4 + 1);
+    if (a->n < TRI_PACKED_FROM || p.most < TRI_PACKED_FROM || p.threads > ctx->packs) return 0;
+    tr_par_for(ctx, p.threads, 1, tri_packed_threads, &p);
     return 1;
 }
 

@@ -4480,7 +4480,8 @@ void tr_layernorm(float *y, const float *x, const float *w, const float *b, int6
 /* What follows a norm, row by row; each step is there or left out. */
 TRI_INLINE void tri_norm_finish(const tr_norm_args *a, int64_t i, float *y, int64_t D)
 {
-    const float *w = tr_view_f32(a->w), *b = tr_view_f32(a->bias), scale = (float)a->scale;
+    const float *w = tr_view_is_none(a->w) ? NULL : tr_view_f32(a->w), scale = (float)a->scale;
+    const float *b = tr_view_is_none(a->bias) ? NULL : tr_view_f32(a->bias);
     const float *gate = tr_view_is_none(a->gate) ? NULL : tri_row_f32(a->gate, i);
     if (w && a->form == TR_NORM_W) for (int64_t d = 0; d < D; d++) y[d] *= w[d];
     if (w && a->form != TR_NORM_W) for (int64_t d = 0; d < D; d++) y[d] *= 1 + w[d];

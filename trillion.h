@@ -13068,7 +13068,8 @@ static int64_t tri_stream_rows(float (*lane)[TR_LANES], const float *x, const tr
         if (!tri_stream_scales(&t, w, o, c, len, e8m0)) break;
         t.w = tri_weight_at(w, o) + c * bits / 8;
         t.next = far;
-        if (c * bits / 8 + far >= w->q_stride) t.next += (TRI_TILE_O - 1) * w->q_stride;
+        if (w->q_stride <= 2 * far) t.next = TRI_TILE_O * w->q_stride;
+        else if (c * bits / 8 + far >= w->q_stride) t.next += (TRI_TILE_O - 1) * w->q_stride;
         piece(q, lane, x + c, &t, len);
     }
     return c;

@@ -4012,11 +4012,10 @@ static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
 }
 
 /* y_s = x_(s div per) W_e^T for the experts e < E and their slots, as above. The weights w[E] are
- * of one shape; those without slots are not looked at. Checks nothing,
- * allocates nothing; threads share (expert, row) pairs, so experts of one token each are spread. */
-static inline void tri_product_group(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
-                                     const tr_weight *w, int64_t E, const int32_t *slot,
-                                     const int32_t *offset)
+ * of one shape; those without slots are not looked at. Checks nothing, allocates nothing; threads
+ * share (expert, row) pairs, so experts of one token each are spread. */
+static void tri_product_group(tr_ctx *ctx, tr_view y, tr_view x, int64_t per, const tr_weight *w,
+                              int64_t E, const int32_t *slot, const int32_t *offset)
 {
     tri_product_job job;
     int64_t first = 0;
@@ -4030,22 +4029,6 @@ static inline void tri_product_group(tr_ctx *ctx, tr_view y, tr_view x, int64_t 
     job.offset = offset + first;
     job.E = E - first;
     job.n = offset[E] - offset[first];
-    job.per = per;
-    tri_product_run(ctx, &job);
-}
-
-/* The same for one weight and the slots slot[0..n). */
-static inline void tri_product(tr_ctx *ctx, tr_view y, tr_view x, int64_t per,
-                               const tr_weight *w, const int32_t *slot, int64_t n)
-{
-    tri_product_job job;
-    memset(&job, 0, sizeof job);
-    job.y = y;
-    job.x = x;
-    job.w = w;
-    job.slot = slot;
-    job.E = 1;
-    job.n = n;
     job.per = per;
     tri_product_run(ctx, &job);
 }
@@ -4134,7 +4117,7 @@ TRI_CLONES(tri_product_t_cols)
 
 /* y [N, R], x [N, K], w [K, R]: rows of views of any strides, but 1 within a row. Checks nothing,
  * allocates nothing. Threads share the columns of y, 32 at a time. */
-static inline void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
+static void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
 {
     tri_product_t_job job;
     job.y = y;
@@ -10568,11 +10551,18 @@ static tr_status tri_kda(tr_run *r, tr_layer *ly)
 
 /* ---- channel mixers: read r->x, write r->a -------------------------------- */
 
+/* The activation that the config names, and its numbers. */
+static const tr_act *tri_act_of(const tr_run *r, double p[TR_ACT_PARAMS])
+{
+    p[0] = r->model->cfg.act_p0;
+    p[1] = r->model->cfg.act_p1;
+    return tr_act_find(r->ctx, r->model->cfg.act);
+}
+
 /* y = down(act(gate x, up x)); `inner` names the tap of what enters down. */
 static tr_status tri_mlp(tr_run *r, tr_layer *ly, const tr_weight_id id[3], int64_t F, tr_view y,
                          const char *inner)
 {
-    const tr_config *c = &r->model->cfg;
     size_t mark = tr_arena_mark(&r->arena);
     tr_glu_args a;
     TRI_TRY(tri_push2(r, &a.g, r->N, F));
@@ -10581,9 +10571,7 @@ static tr_status tri_mlp(tr_run *r, tr_layer *ly, const tr_weight_id id[3], int6
     TRI_TRY(tri_linear(r, ly, id[1], a.u, r->x));
     r->doing = ly->spec[id[2]]->name;
     a.y = a.g;
-    a.act = tr_act_find(r->ctx, c->act);
-    a.p[0] = c->act_p0;
-    a.p[1] = c->act_p1;
+    a.act = tri_act_of(r, a.p);
     TRI_TRY(tri_in(r, inner, r->ops.glu(r->ops.user, r->ctx, &a)));
     TRI_TRY(tri_tap(r, inner, a.y, TRI_TAP_FINE));
     TRI_TRY(tri_linear(r, ly, id[2], y, a.y));
@@ -10664,9 +10652,7 @@ static tr_status tri_routed(tr_run *r, tr_layer *ly, tr_view y, tr_view z, tr_vi
     a.gate = ly->expert[0];
     a.up = ly->expert[1];
     a.down = ly->expert[2];
-    a.act = tr_act_find(r->ctx, c->act);
-    a.p[0] = c->act_p0;
-    a.p[1] = c->act_p1;
+    a.act = tri_act_of(r, a.p);
     TRI_TRY(tri_in(r, moe, r->ops.experts(r->ops.user, r->ctx, &a)));
     TRI_TRY(tri_tap_in(r, moe, "experts_out", a.y, TRI_TAP_FINE));
     m.y = y;

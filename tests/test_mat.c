@@ -583,7 +583,7 @@ static void products_by_slots(void)
             for (int64_t i = 0; i < N * K * O; i++) big_y2[i] = -77;
             if (!alone) tri_product_group(ctxs[c], y, x, K, w, E, slot, offset);
             for (int e = 0; alone && e < E; e++)
-                tri_product(ctxs[c], y, x, K, &w[e], slot + offset[e], offset[e + 1] - offset[e]);
+                tri_product_group(ctxs[c], y, x, K, &w[e], 1, slot, offset + e);
             CHECK(same(big_y2, big_y, N * K * O));
         }
 }

@@ -1600,13 +1600,21 @@ static const tri_tiles *tri_os_tiles(tr_cpu cpu);       /* the inner loops of {m
 
 #define TRI_ERR_BYTES 1024
 
+/* The sixteen e2m1 values under each e8m0 scale: as numbers, and their bytes 2 and 3, of which the
+ * other two are 0. */
+typedef struct tri_fp4 {
+    float v[256][16];
+    unsigned char bytes[256][2][16];
+} tri_fp4;
+
 struct tr_ctx {
     tr_ctx_opts opts;
     tr_cpu cpu;                     /* which clones run */
     size_t bytes, peak;             /* allocated now, most ever */
     tr_act *acts;  int64_t n_acts;  /* registered by the caller */
     char   err[TRI_ERR_BYTES];
-    float *pack;  int64_t packs;    /* [packs][TRI_PACK] behind this, one a thread, for {mat} */
+    tri_fp4 fp4;
+    float *outer;  int64_t outers;  /* behind this, for {mat}; how many threads have a part */
 };
 
 const char *tr_status_str(tr_status s)
@@ -1676,14 +1684,19 @@ tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...)
 typedef struct tri_block { void *raw; size_t raw_bytes; } tri_block;
 #define TRI_ALIGN 64
 
-/* A context brings 1 MB a thread for the tokens of a product, so that operators need not allocate.
- * With more than 64 threads products do without. */
-#define TRI_PACK (1 << 18)
-#define TRI_PACKS 64
+/* A context brings memory for products of many tokens, so that operators need not allocate: 8 MB
+ * for tokens, and 1.2 MB a thread. Threads beyond 64 take no part in such a product. */
+#define TRI_OUTER_X (1 << 21)
+#define TRI_OUTER_TOKENS 256    /* most tokens of a block */
+#define TRI_OUTER_ROWS 48       /* rows of a panel */
+#define TRI_OUTER_COLS 2048     /* columns of a piece of it */
+#define TRI_OUTER_OWN (TRI_OUTER_ROWS * (TRI_OUTER_COLS + TRI_OUTER_TOKENS * TR_LANES))
+#define TRI_OUTER_THREADS 64
 
-static size_t tri_ctx_size(int64_t packs)
+static size_t tri_ctx_size(int64_t threads)
 {
-    return sizeof(tr_ctx) + TRI_ALIGN + (size_t)packs * TRI_PACK * sizeof(float);
+    return sizeof(tr_ctx) + TRI_ALIGN +
+           (TRI_OUTER_X + (size_t)threads * TRI_OUTER_OWN) * sizeof(float);
 }
 
 /* The first cache line that begins at p or later. */
@@ -1699,23 +1712,37 @@ static void *tri_malloc(void *user, void *ptr, size_t old_bytes, size_t new_byte
     return realloc(ptr, new_bytes);
 }
 
+static void tri_fp4_fill(tri_fp4 *t)
+{
+    tri_fpenv env = tri_os_fp_begin();
+    for (int s = 0; s < 256; s++)
+        for (int q = 0; q < 16; q++) {
+            float v = tr_e2m1_to_f32((uint8_t)q) * tr_e8m0_to_f32((uint8_t)s);
+            t->v[s][q] = v;
+            t->bytes[s][0][q] = (unsigned char)(tr_f32_bits(v) >> 16);
+            t->bytes[s][1][q] = (unsigned char)(tr_f32_bits(v) >> 24);
+        }
+    tri_os_fp_end(env);
+}
+
 tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
 {
     tr_ctx_opts o;
     tr_ctx *ctx, asked;
-    int64_t packs;
+    int64_t threads;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!o.alloc) o.alloc = tri_malloc;
     *out = NULL;
     asked.opts = o;
-    packs = tr_par_threads(&asked);
-    if (packs > TRI_PACKS) packs = TRI_PACKS;
-    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, tri_ctx_size(packs));
+    threads = tr_par_threads(&asked);
+    if (threads > TRI_OUTER_THREADS) threads = TRI_OUTER_THREADS;
+    ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, tri_ctx_size(threads));
     if (!ctx) return TR_ERR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
-    ctx->packs = packs;
-    ctx->pack = tri_aligned((float *)(void *)(ctx + 1));
+    tri_fp4_fill(&ctx->fp4);
+    ctx->outers = threads;
+    ctx->outer = tri_aligned((float *)(void *)(ctx + 1));
     ctx->opts = o;
     *out = ctx;
     ctx->cpu = o.cpu == TR_CPU_BEST ? tri_os_cpu() : o.cpu;
@@ -1737,7 +1764,7 @@ void tr_ctx_free(tr_ctx *ctx)
 {
     if (!ctx) return;
     tr_free(ctx, ctx->acts);
-    ctx->opts.alloc(ctx->opts.alloc_user, ctx, tri_ctx_size(ctx->packs), 0);
+    ctx->opts.alloc(ctx->opts.alloc_user, ctx, tri_ctx_size(ctx->outers), 0);
 }
 
 void tr_warn(tr_ctx *ctx, const char *fmt, ...)
@@ -2908,18 +2935,36 @@ static int64_t tri_rows(tr_view v)
 }
 
 /* Offset in elements of row i; the row itself has stride v.stride[rank - 1]. */
-static int64_t tri_row_at(tr_view v, int64_t i)
+TRI_INLINE int64_t tri_row_at(tr_view v, int64_t i)
 {
     int64_t at = 0;
-    for (int k = v.rank - 2; k >= 0; k--) {
+    for (int k = v.rank - 2; k > 0; k--) {
         at += i % v.shape[k] * v.stride[k];
         i /= v.shape[k];
     }
-    return at;
+    return v.rank > 1 ? at + i * v.stride[0] : 0;
 }
 
-static double *tri_row_f64(tr_view v, int64_t i) { return (double *)v.data + tri_row_at(v, i); }
-static float  *tri_row_f32(tr_view v, int64_t i) { return (float *)v.data + tri_row_at(v, i); }
+TRI_INLINE double *tri_row_f64(tr_view v, int64_t i)
+{
+    return (double *)v.data + tri_row_at(v, i);
+}
+
+TRI_INLINE float *tri_row_f32(tr_view v, int64_t i)
+{
+    return (float *)v.data + tri_row_at(v, i);
+}
+
+/* Row h of token n of a view [N, H, ..]. */
+TRI_INLINE double *tri_head_f64(tr_view v, int64_t n, int64_t h)
+{
+    return (double *)v.data + n * v.stride[0] + h * v.stride[1];
+}
+
+TRI_INLINE float *tri_head_f32(tr_view v, int64_t n, int64_t h)
+{
+    return (float *)v.data + n * v.stride[0] + h * v.stride[1];
+}
 
 static tr_status tri_view_copy(tr_ctx *ctx, tr_view dst, tr_view src)
 {
@@ -3709,15 +3754,20 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 #define TRI_BLOCK_X (1 << 18)   /* numbers of x in a block of tokens, unless they are few: 1 MB */
 #define TRI_TOKENS 64           /* most tokens of a block: its lanes are 24 KB */
 
+#define TRI_MIXED  8192         /* most columns of e2m1 that go the fast way of one token */
+
 #define TRI_T_COLS   32         /* of the transposed product: a panel is 256 rows by 32 columns */
 #define TRI_T_ROWS   256
 #define TRI_T_TOKENS 8
 
-#define TRI_PACKED_FROM 16      /* so many tokens are worth packing */
-#define TRI_PIECE_COLS 512      /* columns of a piece of packed rows */
-#define TRI_PIECE_STRIDE (TRI_PIECE_COLS + TR_LANES)
+#define TRI_OUTER_FROM 16       /* so many tokens are worth copying */
 
-typedef float tri_packed_x[TRI_TILE_N][TR_LANES];
+/* One token for stream. */
+typedef struct tri_stream_x {
+    const float *x;
+    const float *mixed;  int64_t n;     /* its first n numbers, mixed, if w is e2m1 */
+    const tri_fp4 *fp4;
+} tri_stream_x;
 
 /* What differs from cpu to cpu. */
 struct tri_tiles {
@@ -3729,18 +3779,23 @@ struct tri_tiles {
     int (*decode)(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y);
     /* lane[j][l] (+)= x[k] w[o + j][k] from k = 0 on, for TRI_TILE_O rows that are finite and one
      * token. Returns how many columns it took, a multiple of 16; NULL: none. */
-    int64_t (*stream)(float (*lane)[TR_LANES], const float *x, const tr_weight *w, int64_t o);
+    int64_t (*stream)(float (*lane)[TR_LANES], const tri_stream_x *x, const tr_weight *w,
+                      int64_t o);
+    /* The first n numbers of x, a multiple of 32, in the order that stream has e2m1 in. */
+    void (*mix)(float *y, const float *x, int64_t n);
     /* lane[n][l][c] (+)= x[n][k] w[k][c], k = 0 .. K - 1, l = k mod 16, n < N <= TRI_T_TOKENS */
     void (*tile_t)(float (*lane)[TR_LANES][TRI_T_COLS], const float *const *x, int64_t N,
                    const float (*w)[TRI_T_COLS], int64_t K);
-    /* As tile, for tokens and rows that are packed: lane[n][j][l] (+)= x[k div 16][n][l] w[j][k].
-     * x and w may be read up to a multiple of 16. Asks for cache lines on the way: of as many x
-     * from `ahead` on, and one every `step` bytes from `far` on. NULL: products are not packed. */
-    void (*packed)(float (*lane)[TRI_TILE_O][TR_LANES], tri_packed_x *x,
-                   const float (*w)[TRI_PIECE_STRIDE], int64_t K, tri_packed_x *ahead,
-                   const unsigned char *far, int64_t step);
-    /* y[j] = tri_lanes_fold(lane[j]); there if packed is. */
-    void (*fold)(float y[TRI_TILE_O], const float (*lane)[TR_LANES]);
+    /* Of sixteen rows of K numbers: y[l step + 16 d + r] = row[r][16 d + l]. NULL: there is no
+     * outer. */
+    void (*turn)(float *y, int64_t step, const float *const *row, int64_t K);
+    /* y[n][o] = from[n][o] (+) x[d][n] w[o div 16][d][o mod 16], d = 0 .. D - 1, for n < N <= 16 and
+     * o < 16 G <= TRI_OUTER_ROWS; n up to 15 and o up to 16 G - 1 may be written. Rows of y and
+     * `from` have TRI_OUTER_ROWS numbers, of x and w 16; step is from w[i] to w[i + 1]. */
+    void (*outer)(float *y, const float *from, const float *x, const float *w, int64_t step,
+                  int64_t N, int64_t G, int64_t D);
+    /* y[o] = tri_lanes_fold(lane[l step + o], l = 0 .. 15), o < 16 */
+    void (*fold)(float y[TR_LANES], const float *lane, int64_t step);
 };
 
 /* A group of products that share their input and output: for each e of E weights of one shape, and
@@ -3756,10 +3811,24 @@ typedef struct tri_product_job {
     const int32_t *slot, *offset;       /* slot NULL: s is 0 .. n - 1; offset NULL: 0 and n */
     int64_t E, n, per;
     const tri_tiles *tiles;
+    const tri_fp4 *fp4;
+    int64_t few;                        /* more tokens of a weight than these go another way */
 } tri_product_job;
+
+/* The first slot of weight e, as an index into slot; and the row of y that an index stands for. */
+static int64_t tri_slots_begin(const tri_product_job *a, int64_t e)
+{
+    return a->offset ? a->offset[e] : e * a->n;
+}
+
+TRI_INLINE int64_t tri_slot(const tri_product_job *a, int64_t i)
+{
+    return a->slot ? a->slot[i] : i;
+}
 
 /* Tokens of one weight: their rows of x and y. */
 typedef struct tri_tokens {
+    tri_stream_x one;                   /* if there is one */
     const float *x[TRI_TOKENS];
     float *y[TRI_TOKENS];
     int64_t n;
@@ -3806,7 +3875,7 @@ TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tr_wei
     int64_t tiles = (k->n + TRI_TILE_N - 1) / TRI_TILE_N, stride, c = 0;
     memset(lane, 0, (size_t)k->n * sizeof lane[0]);
     if (k->n == 1 && O == TRI_TILE_O && w->finite && a->tiles->stream)
-        c = a->tiles->stream(lane[0], k->x[0], w, o);
+        c = a->tiles->stream(lane[0], &k->one, w, o);
     for (; c < w->cols; c += TRI_PANEL) {
         int64_t len = tri_least(w->cols - c, TRI_PANEL), whole = len - len % TR_LANES;
         const float *p = tri_panel_read(a->tiles, w, o, O, c, len, buf, &stride), *x[TRI_TILE_N];
@@ -3834,16 +3903,22 @@ TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, 
                                    int64_t last, int64_t begin, int64_t end)
 {
     int64_t most = TRI_BLOCK_X / (a->w->cols + 1) / TRI_TILE_N * TRI_TILE_N;
+    float mixed[TRI_MIXED];
     tri_tokens k;
+    k.one.fp4 = a->fp4;
+    k.one.mixed = mixed;
+    k.one.n = a->w->format->q == TR_F4E2M1 ? tri_least(a->w->cols / 32 * 32, TRI_MIXED) : 0;
     if (most > TRI_TOKENS) most = TRI_TOKENS;
     if (most < 4 * TRI_TILE_N) most = 4 * TRI_TILE_N;
     for (; first < last; first += k.n) {
         k.n = tri_least(last - first, most);
         for (int64_t i = 0; i < k.n; i++) {
-            int64_t s = a->slot ? a->slot[first + i] : first + i;
+            int64_t s = tri_slot(a, first + i);
             k.x[i] = tri_row_f32(a->x, s / a->per);
             k.y[i] = tri_row_f32(a->y, s);
         }
+        k.one.x = k.x[0];
+        if (k.n == 1 && a->tiles->stream) a->tiles->mix(mixed, k.x[0], k.one.n);
         for (int64_t o = begin; o < end; o += TRI_TILE_O)
             tri_product_panel(hw, a, &a->w[e], o, tri_least(end - o, TRI_TILE_O), &k);
     }
@@ -3852,15 +3927,18 @@ TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, 
 /* What a row of W costs, in tokens: reading it is worth a few. A weight without slots costs
  * nothing. Threads share the sum over all rows of all weights, so that many experts of one token
  * are spread as evenly as one weight of many tokens. */
-static int64_t tri_product_cost(int64_t n) { return n > 0 ? n + 4 : 0; }
+static int64_t tri_product_cost(const tri_product_job *a, int64_t n)
+{
+    return n > 0 && n <= a->few ? n + 4 : 0;
+}
 
 TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
 {
     const tri_product_job *a = (const tri_product_job *)user;
     int64_t O = a->w->rows, at = 0;
     for (int64_t e = 0; e < a->E && at < end; e++) {
-        int64_t first = a->offset ? a->offset[e] : 0, last = a->offset ? a->offset[e + 1] : a->n;
-        int64_t cost = tri_product_cost(last - first), next = at + cost * O;
+        int64_t first = tri_slots_begin(a, e), last = tri_slots_begin(a, e + 1);
+        int64_t cost = tri_product_cost(a, last - first), next = at + cost * O;
         if (next > begin && cost > 0) {     /* a row belongs to whoever has its first unit */
             int64_t from = begin > at ? (begin - at + cost - 1) / cost : 0;
             int64_t to = end < next ? (end - at + cost - 1) / cost : O;
@@ -3871,132 +3949,176 @@ TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
 }
 TRI_CLONES(tri_product_rows)
 
-/* ---- packed tokens
+/* ---- many tokens
  *
- * Rows begin at any number, so half of the loads of 16 may touch two cache lines, and every tile
- * walks ten rows at once. For many tokens we copy them first, tile by tile, into the order
+ * A register along the lanes leaves room for few outputs, and most of the time goes into loads. But
+ * the lanes do not meet before the fold. So with many tokens we take one lane after the other, each
+ * an ordinary product of every sixteenth column, whose registers lie along the rows of W:
  *
- *     [tile of 4 tokens][k div 16][token][lane]
+ *     lane l of y[n, o]  (+)=  x[n, l + 16 d] W[o, l + 16 d]      d = 0, 1, ..
  *
- * which is read as one aligned stream, and each piece of a panel into a buffer. Threads have rows
- * of W and copy the tokens for themselves, so that none waits for another. While a tile is worked
- * on, the next one is asked for, and a part of the panel's next piece, evenly, since a burst would
- * keep nearer loads waiting. */
-typedef struct tri_packed_job {
+ * For that both factors are copied, sixteen rows at a time, into the order
+ *
+ *     [lane][group of 16 rows][d][row of the group]
+ *
+ * and read as streams: tokens once for all rows of W, the rows of W in panels and pieces, decoded
+ * on the way, once for a block of tokens.
+ *
+ *     for blocks of tokens: copy them
+ *         for panels of 48 rows of W
+ *             for pieces of 2048 columns: copy the piece of the panel
+ *                 for lanes, for groups of 16 tokens: go on over the piece
+ *             fold, add the bias, write y
+ *
+ * Rows that fill up a group are copies of its last row; their outputs are written nowhere. */
+typedef struct tri_outer_job {
     const tri_product_job *a;
-    float *pack;                    /* of thread 0 */
-    int64_t threads, most, depth;   /* most: tokens of a block */
-    tri_packed_x *x;                /* [tiles][depth] */
-    int64_t first, n;               /* tokens first .. first + n - 1 */
-} tri_packed_job;
+    const tr_weight *w;
+    float *x;                       /* the tokens, copied */
+    float *own;                     /* of thread 0: its panel and its lanes */
+    int64_t threads, first, n, groups;      /* tokens first .. first + n - 1, and their groups */
+} tri_outer_job;
 
-static void tri_pack_tokens(const tri_packed_job *p)
+/* Where piece c of the copied tokens is. */
+static float *tri_outer_piece(const tri_outer_job *p, int64_t c)
 {
-    int64_t K = p->a->w->cols;
-    for (int64_t n = 0; n < tri_blocks(p->n, TRI_TILE_N) * TRI_TILE_N; n++) {
-        const float *x = n < p->n ? tri_row_f32(p->a->x, p->first + n) : NULL;
-        tri_packed_x *to = p->x + n / TRI_TILE_N * p->depth;
-        for (int64_t k = 0; k < K; k += TR_LANES) {
-            int64_t len = x ? tri_least(K - k, TR_LANES) : 0;
-            float *y = to[k / TR_LANES][n % TRI_TILE_N];
-            if (len < TR_LANES) memset(y, 0, TR_LANES * sizeof *y);
-            if (len == TR_LANES) memcpy(y, x + k, TR_LANES * sizeof *y);
-            else if (len > 0)    memcpy(y, x + k, (size_t)len * sizeof *y);
+    return p->x + p->groups * TR_LANES * c;
+}
+
+/* How many tokens a block may have, a multiple of 16; 0: a row alone does not fit. */
+static int64_t tri_outer_most(const tr_weight *w)
+{
+    int64_t groups = w->cols ? TRI_OUTER_X / TR_LANES / TR_LANES / tri_blocks(w->cols, TR_LANES) : 0;
+    return tri_least(groups * TR_LANES, TRI_OUTER_TOKENS);
+}
+
+static void tri_outer_tokens(void *user, int64_t begin, int64_t end)
+{
+    const tri_outer_job *p = (const tri_outer_job *)user;
+    const float *row[TR_LANES];
+    int64_t K = p->w->cols;
+    for (int64_t g = begin; g < end; g++)
+        for (int64_t c = 0; c < K; c += TRI_OUTER_COLS) {
+            int64_t len = tri_least(K - c, TRI_OUTER_COLS), D = tri_blocks(len, TR_LANES);
+            for (int64_t i = 0; i < TR_LANES; i++) {
+                int64_t n = p->first + tri_least(g * TR_LANES + i, p->n - 1);
+                row[i] = tri_row_f32(p->a->x, tri_slot(p->a, n) / p->a->per) + c;
+            }
+            p->a->tiles->turn(tri_outer_piece(p, c) + g * D * TR_LANES,
+                              p->groups * D * TR_LANES, row, len);
         }
-    }
 }
 
-/* Columns [c, c + len) of rows [o, o + O), decoded; the rest up to a multiple of 16 is 0. */
-static void tri_pack_panel(const tri_product_job *a, int64_t o, int64_t O, int64_t c, int64_t len,
-                           float (*p)[TRI_PIECE_STRIDE])
+/* Columns [c, c + len) of the sixteen rows from o on. */
+static void tri_outer_rows(const tri_tiles *t, const tr_weight *w, int64_t o, int64_t c,
+                           int64_t len, float *y, int64_t step)
 {
-    const tr_weight *w = a->w;
-    for (int64_t j = 0; j < TRI_TILE_O; j++) {
-        memset(p[j] + (j < O ? len : 0), 0, (size_t)(j < O ? TR_LANES : len + TR_LANES) * 4);
-        if (j >= O) continue;
-        if (w->format->q == TR_F32)
-            memcpy(p[j], tri_weight_at(w, o + j) + 4 * c, (size_t)len * sizeof **p);
-        else if (!w->finite || !a->tiles->decode(w, o + j, c, len, p[j]))
-            w->format->row_f32(w, o + j, c, len, p[j]);
+    float buf[TR_LANES][TRI_PIECE];
+    const float *row[TR_LANES];
+    int64_t n;
+    for (; len > 0; len -= n, c += n, y += n) {
+        n = tri_least(len, TRI_PIECE);
+        for (int64_t i = 0; i < TR_LANES; i++) {
+            int64_t r = tri_least(o + i, w->rows - 1);
+            const unsigned char *q = tri_weight_at(w, r) + 4 * c;
+            row[i] = buf[i];
+            if (w->format->q == TR_F32 && (uintptr_t)q % 4 == 0)
+                row[i] = (const float *)(const void *)q;
+            else if (!w->finite || !t->decode(w, r, c, n, buf[i]))
+                w->format->row_f32(w, r, c, n, buf[i]);
+        }
+        t->turn(y, step, row, n);
     }
 }
 
-/* Columns from c on of one panel, for all tiles. */
-static void tri_packed_piece(const tri_packed_job *p, int64_t o, int64_t c,
-                             const float (*w)[TRI_PIECE_STRIDE],
-                             float (*lane)[TRI_TILE_N][TRI_TILE_O][TR_LANES])
+/* Asks for part t of T of the bytes that O rows of W from o on have in TRI_OUTER_COLS columns. */
+static void tri_outer_ahead(const tr_weight *w, int64_t o, int64_t O, int64_t c, int64_t t,
+                            int64_t T)
 {
-    const tr_weight *v = p->a->w;
-    int64_t tiles = tri_blocks(p->n, TRI_TILE_N), len = tri_least(v->cols - c, TRI_PIECE_COLS);
-    int64_t next = c + len < v->cols ? c + len : 0, row = next ? o : o + TRI_TILE_O;
-    int64_t bytes = TRI_PIECE_COLS * v->q_stride / v->cols, each = tri_blocks(TRI_TILE_O, tiles);
-    int64_t share = tiles > TRI_TILE_O ? tiles / TRI_TILE_O : 1;    /* tiles that ask for a row */
-    for (int64_t t = 0; t < tiles; t++) {
-        tri_packed_x *x = p->x + t * p->depth + c / TR_LANES;
-        int64_t r = row + t / share * each;
-        const unsigned char *far = tri_weight_at(v, r < v->rows ? r : o) +
-                                   next * v->q_stride / v->cols + t % share * (bytes / share);
-        p->a->tiles->packed(lane[t], x, w, len, x + p->depth, far,
-                            bytes / share * TR_LANES / TRI_PIECE_COLS);
-    }
+    int64_t from = c * w->q_stride / w->cols, to = (c + TRI_OUTER_COLS) * w->q_stride / w->cols;
+    int64_t lines = tri_blocks(tri_least(to, w->q_stride) - from, 64);
+    for (int64_t i = lines * O * t / T; i < lines * O * (t + 1) / T; i++)
+        if (o + i / lines < w->rows)
+            TRI_AHEAD(tri_weight_at(w, o + i / lines) + from + i % lines * 64);
 }
 
-/* Panels [begin, end) of W for the block of tokens. */
-static void tri_packed_panels(const tri_packed_job *p, int64_t begin, int64_t end)
+/* Takes the lanes of a panel on over the piece of columns at c. */
+static void tri_outer_lanes(const tri_outer_job *p, int64_t o, int64_t G, int64_t c, float *w,
+                            float *lane)
+{
+    static const float zero[TR_LANES * TRI_OUTER_ROWS];
+    int64_t len = tri_least(p->w->cols - c, TRI_OUTER_COLS), D = tri_blocks(len, TR_LANES);
+    int64_t last = c + len >= p->w->cols;
+    const tri_tiles *tiles = p->a->tiles;
+    const float *x = tri_outer_piece(p, c);
+    for (int64_t g = 0; g < G; g++)
+        tri_outer_rows(tiles, p->w, o + g * TR_LANES, c, len, w + g * D * TR_LANES,
+                       G * D * TR_LANES);
+    for (int64_t l = 0; l < TR_LANES; l++)
+        for (int64_t g = 0; g < p->groups; g++) {
+            int64_t i = l * p->groups + g, depth = (len + TR_LANES - 1 - l) / TR_LANES;
+            float *y = lane + i * TR_LANES * TRI_OUTER_ROWS;
+            tri_outer_ahead(p->w, last ? o + G * TR_LANES : o, G * TR_LANES, last ? 0 : c + len,
+                            i, TR_LANES * p->groups);
+            tiles->outer(y, c ? y : zero, x + i * D * TR_LANES, w + l * G * D * TR_LANES,
+                         D * TR_LANES, tri_least(p->n - g * TR_LANES, TR_LANES), G, depth);
+        }
+}
+
+/* Groups [begin, end) of sixteen rows of W. */
+static void tri_outer_panels(const tri_outer_job *p, int64_t begin, int64_t end, float *own)
 {
     const tri_product_job *a = p->a;
-    float lane[TRI_TOKENS / TRI_TILE_N][TRI_TILE_N][TRI_TILE_O][TR_LANES], y[TRI_TILE_O];
-    float buf[(TRI_TILE_O + 1) * TRI_PIECE_STRIDE], *out[TRI_TOKENS];
-    float (*w)[TRI_PIECE_STRIDE] = (float (*)[TRI_PIECE_STRIDE])(void *)tri_aligned(buf);
-    for (int64_t n = 0; n < p->n; n++) out[n] = tri_row_f32(a->y, p->first + n);
-    for (int64_t o = begin * TRI_TILE_O; o < a->w->rows && o < end * TRI_TILE_O; o += TRI_TILE_O) {
-        int64_t O = tri_least(a->w->rows - o, TRI_TILE_O);
-        memset(lane, 0, sizeof lane);
-        for (int64_t c = 0; c < a->w->cols; c += TRI_PIECE_COLS) {
-            tri_pack_panel(a, o, O, c, tri_least(a->w->cols - c, TRI_PIECE_COLS), w);
-            tri_packed_piece(p, o, c, (const float (*)[TRI_PIECE_STRIDE])w, lane);
-        }
+    const float *b = tr_view_is_none(a->bias) ? NULL : tr_view_f32(a->bias);
+    float *w = own, *lane = own + TRI_OUTER_COLS * TRI_OUTER_ROWS, y[TRI_OUTER_ROWS];
+    int64_t step = p->groups * TR_LANES * TRI_OUTER_ROWS, G;
+    for (; begin < end; begin += G) {
+        int64_t o = begin * TR_LANES, O;
+        G = tri_least(end - begin, TRI_OUTER_ROWS / TR_LANES);
+        O = tri_least(p->w->rows - o, G * TR_LANES);
+        for (int64_t c = 0; c < p->w->cols; c += TRI_OUTER_COLS)
+            tri_outer_lanes(p, o, G, c, w, lane);
         for (int64_t n = 0; n < p->n; n++) {
-            a->tiles->fold(y, (const float (*)[TR_LANES])lane[n / TRI_TILE_N][n % TRI_TILE_N]);
-            for (int64_t j = 0; !tr_view_is_none(a->bias) && j < O; j++)
-                y[j] += tr_view_f32(a->bias)[(o + j) * a->bias.stride[0]];
-            memcpy(out[n] + o, y, (size_t)O * sizeof *y);
+            for (int64_t j = 0; n + 8 < p->n && j < O; j += TR_LANES)
+                TRI_AHEAD(tri_row_f32(a->y, tri_slot(a, p->first + n + 8)) + o + j);
+            for (int64_t g = 0; g < G; g++)
+                a->tiles->fold(y + g * TR_LANES, lane + n * TRI_OUTER_ROWS + g * TR_LANES, step);
+            for (int64_t j = 0; b && j < O; j++) y[j] += b[(o + j) * a->bias.stride[0]];
+            memcpy(tri_row_f32(a->y, tri_slot(a, p->first + n)) + o, y, (size_t)O * sizeof *y);
         }
     }
 }
 
-/* Threads begin .. end - 1, each with its share of the panels. */
-static void tri_packed_threads(void *user, int64_t begin, int64_t end)
+/* Threads begin .. end - 1, each with its share of the groups. */
+static void tri_outer_threads(void *user, int64_t begin, int64_t end)
 {
-    tri_packed_job p = *(const tri_packed_job *)user;
-    int64_t panels = tri_blocks(p.a->w->rows, TRI_TILE_O);
-    for (int64_t i = begin; i < end; i++) {
-        p.x = (tri_packed_x *)(void *)(p.pack + i * TRI_PACK);
-        for (p.first = 0; p.first < p.a->n; p.first += p.n) {
-            p.n = tri_least(p.a->n - p.first, p.most);
-            tri_pack_tokens(&p);
-            tri_packed_panels(&p, panels * i / p.threads, panels * (i + 1) / p.threads);
-        }
-    }
+    const tri_outer_job *p = (const tri_outer_job *)user;
+    int64_t groups = tri_blocks(p->w->rows, TR_LANES);
+    for (int64_t i = begin; i < end; i++)
+        tri_outer_panels(p, groups * i / p->threads, groups * (i + 1) / p->threads,
+                         p->own + i * TRI_OUTER_OWN);
 }
 
-/* 1 if the product was done this way. */
-static int tri_packed_run(tr_ctx *ctx, const tri_product_job *a)
+/* Weight w for its n slots from first on, in even blocks of tokens. */
+static void tri_outer_run(tr_ctx *ctx, const tri_product_job *a, const tr_weight *w, int64_t first,
+                          int64_t n)
 {
-    int64_t panels = tri_blocks(a->w->rows, TRI_TILE_O);
-    tri_packed_job p;
-    if (!a->tiles->packed || a->E != 1 || a->slot || a->per != 1) return 0;
-    memset(&p, 0, sizeof p);
+    int64_t blocks = tri_blocks(n, tri_outer_most(w)), each = tri_blocks(n, blocks);
+    tri_outer_job p;
     p.a = a;
-    p.pack = ctx->pack;
-    p.depth = tri_blocks(a->w->cols, TR_LANES);
-    p.most = TRI_TOKENS;
-    if (p.depth > 0)
-        p.most = tri_least(p.most, TRI_PACK / (TRI_TILE_N * TR_LANES) / p.depth * TRI_TILE_N);
-    p.threads = tri_least(tr_par_threads(ctx), panels / 4 + 1);
-    if (a->n < TRI_PACKED_FROM || p.most < TRI_PACKED_FROM || p.threads > ctx->packs) return 0;
-    tr_par_for(ctx, p.threads, 1, tri_packed_threads, &p);
-    return 1;
+    p.w = w;
+    p.x = ctx->outer;
+    p.own = ctx->outer + TRI_OUTER_X;
+    p.threads = tri_least(tr_par_threads(ctx), ctx->outers);
+    p.threads = tri_least(p.threads, tri_blocks(w->rows, TR_LANES));
+    each = tri_blocks(each, TR_LANES) * TR_LANES;
+    for (int64_t last = first + n; first < last; first += p.n) {
+        p.first = first;
+        p.n = tri_least(each, last - first);
+        p.groups = tri_blocks(p.n, TR_LANES);
+        tr_par_for(ctx, p.groups, 1 + 4096 / w->cols, tri_outer_tokens, &p);
+        tr_par_for(ctx, p.threads, 1, tri_outer_threads, &p);
+    }
 }
 
 static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
@@ -4004,10 +4126,14 @@ static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
     tri_product_job job = *a;
     int64_t total = 0;
     job.tiles = tri_os_tiles(ctx->cpu);
-    if (tri_packed_run(ctx, &job)) return;
-    for (int64_t e = 0; e < a->E; e++)
-        total += tri_product_cost(a->offset ? (int64_t)a->offset[e + 1] - a->offset[e] : a->n) *
-                 a->w->rows;
+    job.fp4 = &ctx->fp4;
+    job.few = job.tiles->outer && tri_outer_most(a->w) >= TRI_OUTER_FROM ? TRI_OUTER_FROM - 1 :
+              INT64_MAX;
+    for (int64_t e = 0; e < a->E; e++) {
+        int64_t first = tri_slots_begin(a, e), n = tri_slots_begin(a, e + 1) - first;
+        if (n > job.few) tri_outer_run(ctx, &job, &a->w[e], first, n);
+        total += tri_product_cost(&job, n) * a->w->rows;
+    }
     tri_par_clone(ctx, total, 1 + 65536 / (a->w->cols + 1), tri_product_rows_clones, &job);
 }
 
@@ -4896,7 +5022,7 @@ static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
             double c = r->mult * cos(p * inv_freq[i]), s = r->mult * sin(p * inv_freq[i]);
             int64_t a = half ? i : 2 * i, b = half ? i + d / 2 : 2 * i + 1;
             for (int64_t h = 0; h < H; h++) {
-                double *x = tri_row_f64(r->x, n * H + h), xa = x[a], xb = x[b];
+                double *x = tri_head_f64(r->x, n, h), xa = x[a], xb = x[b];
                 x[a] = xa * c - xb * s;
                 x[b] = xb * c + xa * s;
             }
@@ -4945,7 +5071,7 @@ TRI_INLINE void tri_rope_rows(int hw, void *user, int64_t begin, int64_t end)
             tr_sincos64(p * inv_freq[i], &sin_x, &cos_x);
             float c = (float)(r->mult * cos_x), s = (float)(r->mult * sin_x);
             for (int64_t h = 0; h < H; h++) {
-                float *x = tri_row_f32(r->x, n * H + h), xa = x[a], xb = x[b];
+                float *x = tri_head_f32(r->x, n, h), xa = x[a], xb = x[b];
                 x[a] = xa * c - xb * s;
                 x[b] = xb * c + xa * s;
             }
@@ -12343,8 +12469,8 @@ static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
     return 0;
 }
 
-static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, tri_tile_t_base,
-                                           NULL, NULL };
+static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, NULL,
+                                           tri_tile_t_base, NULL, NULL, NULL };
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -12443,123 +12569,196 @@ TRI_AVX2 static void tri_tile_avx2(float (*lane)[TRI_TILE_O][TR_LANES], const fl
                         w + j * stride, 0, K);
 }
 
-/* Packed tiles. The columns that are missing at the end leave their lanes alone. */
-TRI_AVX512 static void tri_packed_avx512(float (*lane)[TRI_TILE_O][TR_LANES],
-                                         tri_packed_x *x, const float (*w)[TRI_PIECE_STRIDE],
-                                         int64_t K, tri_packed_x *ahead,
-                                         const unsigned char *far, int64_t step)
+/* The columns that fill no register. */
+static void tri_turn_end(float *y, int64_t step, const float *const *row, int64_t k, int64_t K)
 {
-    __m512 a[TRI_TILE_N][TRI_TILE_O], xs[TRI_TILE_N];
-    int64_t k = 0;
-    TRI_UNROLL
-    for (int n = 0; n < TRI_TILE_N; n++) {
-        TRI_UNROLL
-        for (int j = 0; j < TRI_TILE_O; j++) a[n][j] = _mm512_loadu_ps(lane[n][j]);
-    }
-    for (; k + TR_LANES <= K; k += TR_LANES, x++, ahead++, far += step) {
-        _mm_prefetch((const void *)far, _MM_HINT_T0);
-        TRI_UNROLL
-        for (int n = 0; n < TRI_TILE_N; n++) {
-            _mm_prefetch((const void *)(*ahead)[n], _MM_HINT_T0);
-            xs[n] = _mm512_loadu_ps((*x)[n]);
-        }
-        TRI_UNROLL
-        for (int j = 0; j < TRI_TILE_O; j++) {
-            __m512 ws = _mm512_loadu_ps(w[j] + k);
-            TRI_UNROLL
-            for (int n = 0; n < TRI_TILE_N; n++) a[n][j] = _mm512_fmadd_ps(xs[n], ws, a[n][j]);
-        }
-    }
-    if (k < K) {
-        const __mmask16 there = (__mmask16)((1u << (K - k)) - 1);
-        TRI_UNROLL
-        for (int n = 0; n < TRI_TILE_N; n++) {
-            TRI_UNROLL
-            for (int j = 0; j < TRI_TILE_O; j++)
-                a[n][j] = _mm512_mask3_fmadd_ps(_mm512_loadu_ps((*x)[n]), _mm512_loadu_ps(w[j] + k),
-                                                a[n][j], there);
-        }
-    }
-    TRI_UNROLL
-    for (int n = 0; n < TRI_TILE_N; n++) {
-        TRI_UNROLL
-        for (int j = 0; j < TRI_TILE_O; j++) _mm512_storeu_ps(lane[n][j], a[n][j]);
-    }
+    for (int64_t l = 0; k + l < K; l++)
+        for (int64_t r = 0; r < TR_LANES; r++) y[l * step + r] = row[r][k + l];
 }
 
-/* Half of the lanes of 4 tokens x 3 rows are 12 registers. */
-TRI_AVX2 TRI_INLINE void tri_packed256(float (*lane)[TRI_TILE_O][TR_LANES], const float *x,
-                                       const float (*w)[TRI_PIECE_STRIDE], int h, int64_t K,
-                                       const float *ahead, const unsigned char *far, int64_t step)
+#define TRI_TURN_AHEAD 64
+/* Sixteen rows by sixteen columns, turned: pairs of numbers, pairs of pairs, then the quarters of
+ * the registers. */
+TRI_AVX512 static void tri_turn_avx512(float *y, int64_t step, const float *const *row, int64_t K)
 {
-    const __m256i order = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    __m256 a[TRI_TILE_N][3], xs[TRI_TILE_N];
     int64_t k = 0;
-    TRI_UNROLL
-    for (int n = 0; n < TRI_TILE_N; n++) {
+    for (; k + TR_LANES <= K; k += TR_LANES) {
+        __m512 a[TR_LANES], b[TR_LANES];
         TRI_UNROLL
-        for (int j = 0; j < 3; j++) a[n][j] = _mm256_loadu_ps(lane[n][j]);
-    }
-    for (; k + 8 <= K; k += TR_LANES, x += TRI_TILE_N * TR_LANES, far += step) {
-        _mm_prefetch((const void *)(ahead + k), _MM_HINT_T0);
-        _mm_prefetch((const void *)far, _MM_HINT_T0);
-        TRI_UNROLL
-        for (int n = 0; n < TRI_TILE_N; n++) xs[n] = _mm256_loadu_ps(x + n * TR_LANES);
-        TRI_UNROLL
-        for (int j = 0; j < 3; j++) {
-            __m256 ws = _mm256_loadu_ps(w[j] + h + k);
-            TRI_UNROLL
-            for (int n = 0; n < TRI_TILE_N; n++) a[n][j] = _mm256_fmadd_ps(xs[n], ws, a[n][j]);
+        for (int i = 0; i < 16; i += 2) {
+            __m512 u = _mm512_loadu_ps(row[i] + k), v = _mm512_loadu_ps(row[i + 1] + k);
+            TRI_AHEAD(row[i] + k + TRI_TURN_AHEAD);
+            TRI_AHEAD(row[i + 1] + k + TRI_TURN_AHEAD);
+            a[i] = _mm512_unpacklo_ps(u, v);
+            a[i + 1] = _mm512_unpackhi_ps(u, v);
         }
-    }
-    if (k < K) {
-        __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(K - k)), order);
         TRI_UNROLL
-        for (int n = 0; n < TRI_TILE_N; n++) {
-            TRI_UNROLL
-            for (int j = 0; j < 3; j++) {
-                __m256 all = _mm256_fmadd_ps(_mm256_loadu_ps(x + n * TR_LANES),
-                                             _mm256_loadu_ps(w[j] + h + k), a[n][j]);
-                a[n][j] = _mm256_blendv_ps(a[n][j], all, _mm256_castsi256_ps(there));
+        for (int i = 0; i < 16; i += 4) {
+            for (int j = 0; j < 2; j++) {
+                __m512d u = _mm512_castps_pd(a[i + j]), v = _mm512_castps_pd(a[i + j + 2]);
+                b[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(u, v));
+                b[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(u, v));
             }
         }
+        TRI_UNROLL
+        for (int i = 0; i < 4; i++) {       /* b[4 r + i]: columns i, i + 4, .. of rows 4 r .. */
+            __m512 u = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88);
+            __m512 v = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88);
+            _mm512_storeu_ps(y + i * step + k, _mm512_shuffle_f32x4(u, v, 0x88));
+            _mm512_storeu_ps(y + (i + 8) * step + k, _mm512_shuffle_f32x4(u, v, 0xdd));
+            u = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+            v = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+            _mm512_storeu_ps(y + (i + 4) * step + k, _mm512_shuffle_f32x4(u, v, 0x88));
+            _mm512_storeu_ps(y + (i + 12) * step + k, _mm512_shuffle_f32x4(u, v, 0xdd));
+        }
+    }
+    tri_turn_end(y + k, step, row, k, K);
+}
+
+/* 8 tokens x 48 rows are 24 registers. Asks for D cache lines on the way. */
+TRI_AVX512 TRI_INLINE void tri_outer512(int G, float *y, const float *from, const float *x,
+                                        const float *w, int64_t step, int64_t D,
+                                        const float *ahead)
+{
+    __m512 a[8][3], ws[3];
+    TRI_UNROLL
+    for (int n = 0; n < 8; n++) {
+        TRI_UNROLL
+        for (int g = 0; g < G; g++)
+            a[n][g] = _mm512_loadu_ps(from + n * TRI_OUTER_ROWS + g * TR_LANES);
+    }
+    for (int64_t d = 0; d < D; d++, x += TR_LANES, w += TR_LANES, ahead += TR_LANES) {
+        _mm_prefetch((const void *)ahead, _MM_HINT_T0);
+        TRI_UNROLL
+        for (int g = 0; g < G; g++) ws[g] = _mm512_loadu_ps(w + g * step);
+        TRI_UNROLL
+        for (int n = 0; n < 8; n++) {
+            __m512 xs = _mm512_set1_ps(x[n]);
+            TRI_UNROLL
+            for (int g = 0; g < G; g++) a[n][g] = _mm512_fmadd_ps(xs, ws[g], a[n][g]);
+        }
     }
     TRI_UNROLL
-    for (int n = 0; n < TRI_TILE_N; n++) {
+    for (int n = 0; n < 8; n++) {
         TRI_UNROLL
-        for (int j = 0; j < 3; j++) _mm256_storeu_ps(lane[n][j], a[n][j]);
+        for (int g = 0; g < G; g++)
+            _mm512_storeu_ps(y + n * TRI_OUTER_ROWS + g * TR_LANES, a[n][g]);
     }
 }
 
-TRI_AVX2 static void tri_packed_avx2(float (*lane)[TRI_TILE_O][TR_LANES], tri_packed_x *x,
-                                     const float (*w)[TRI_PIECE_STRIDE], int64_t K,
-                                     tri_packed_x *ahead, const unsigned char *far,
-                                     int64_t step)
+TRI_AVX512 static void tri_outer_avx512(float *y, const float *from, const float *x,
+                                        const float *w, int64_t step, int64_t N, int64_t G,
+                                        int64_t D)
 {
-    for (int i = 0; i < 4; i++) {       /* each asks for a quarter */
-        int j = i / 2 * 3, h = i % 2 * 8;
-        float *at = lane[0][j] + h;
-        tri_packed256((float (*)[TRI_TILE_O][TR_LANES])(void *)at, x[0][0] + h,
-                      w + j, h, K - h, ahead[0][0] + i * TRI_PIECE_COLS,
-                      far + i * (K / TR_LANES) * (step / 4), step / 4);
+    for (int64_t n = 0; n < N; n += 8) {
+        float *to = y + n * TRI_OUTER_ROWS;
+        const float *at = from + n * TRI_OUTER_ROWS;
+        const float *ahead = n ? from + TR_LANES * TRI_OUTER_ROWS : x + TR_LANES * D;
+        if (G == 3)      tri_outer512(3, to, at, x + n, w, step, D, ahead);
+        else if (G == 2) tri_outer512(2, to, at, x + n, w, step, D, ahead);
+        else             tri_outer512(1, to, at, x + n, w, step, D, ahead);
     }
 }
 
-/* A register of 4 a row after two additions, the other two for two rows at once. */
-TRI_AVX2 TRI_INLINE __m128 tri_fold_half(const float lane[TR_LANES])
+TRI_AVX512 static void tri_fold_avx512(float y[TR_LANES], const float *lane, int64_t step)
 {
-    __m256 b = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
-    return _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    __m512 a[8];
+    TRI_UNROLL
+    for (int l = 0; l < 8; l++)
+        a[l] = _mm512_add_ps(_mm512_loadu_ps(lane + l * step),
+                             _mm512_loadu_ps(lane + (l + 8) * step));
+    TRI_UNROLL
+    for (int l = 0; l < 4; l++) a[l] = _mm512_add_ps(a[l], a[l + 4]);
+    a[0] = _mm512_add_ps(a[0], a[2]);
+    a[1] = _mm512_add_ps(a[1], a[3]);
+    _mm512_storeu_ps(y, _mm512_add_ps(a[0], a[1]));
 }
 
-TRI_AVX2 static void tri_fold_avx2(float y[TRI_TILE_O], const float (*lane)[TR_LANES])
+/* As tri_turn_avx512, with eight rows by eight columns at a time. */
+TRI_AVX2 TRI_INLINE void tri_turn256(float *y, int64_t step, const float *const *row, int64_t k)
 {
-    for (int j = 0; j < TRI_TILE_O; j += 2) {
-        __m128 c0 = tri_fold_half(lane[j]), c1 = tri_fold_half(lane[j + 1]);
-        __m128 d = _mm_add_ps(_mm_movelh_ps(c0, c1), _mm_movehl_ps(c1, c0));
-        d = _mm_add_ps(d, _mm_movehdup_ps(d));
-        y[j] = _mm_cvtss_f32(d);
-        y[j + 1] = _mm_cvtss_f32(_mm_movehl_ps(d, d));
+    __m256 a[8], b[8];
+    TRI_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        __m256 u = _mm256_loadu_ps(row[i] + k), v = _mm256_loadu_ps(row[i + 1] + k);
+        a[i] = _mm256_unpacklo_ps(u, v);
+        a[i + 1] = _mm256_unpackhi_ps(u, v);
+    }
+    TRI_UNROLL
+    for (int i = 0; i < 8; i += 4) {
+        for (int j = 0; j < 2; j++) {
+            __m256d u = _mm256_castps_pd(a[i + j]), v = _mm256_castps_pd(a[i + j + 2]);
+            b[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(u, v));
+            b[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(u, v));
+        }
+    }
+    TRI_UNROLL
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(y + i * step, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+        _mm256_storeu_ps(y + (i + 4) * step, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+    }
+}
+
+TRI_AVX2 static void tri_turn_avx2(float *y, int64_t step, const float *const *row, int64_t K)
+{
+    int64_t k = 0;
+    for (; k + TR_LANES <= K; k += TR_LANES)
+        for (int l = 0; l < TR_LANES; l += 8)
+            for (int r = 0; r < TR_LANES; r += 8)
+                tri_turn256(y + l * step + k + r, step, row + r, k + l);
+    tri_turn_end(y + k, step, row, k, K);
+}
+
+/* 6 tokens x 16 rows are 12 registers of 16. */
+TRI_AVX2 TRI_INLINE void tri_outer256(int N, float *y, const float *from, const float *x,
+                                      const float *w, int64_t D)
+{
+    __m256 a[6][2];
+    TRI_UNROLL
+    for (int n = 0; n < N; n++) {
+        a[n][0] = _mm256_loadu_ps(from + n * TRI_OUTER_ROWS);
+        a[n][1] = _mm256_loadu_ps(from + n * TRI_OUTER_ROWS + 8);
+    }
+    for (int64_t d = 0; d < D; d++, x += TR_LANES, w += TR_LANES) {
+        __m256 w0 = _mm256_loadu_ps(w), w1 = _mm256_loadu_ps(w + 8);
+        TRI_UNROLL
+        for (int n = 0; n < N; n++) {
+            __m256 xs = _mm256_set1_ps(x[n]);
+            a[n][0] = _mm256_fmadd_ps(xs, w0, a[n][0]);
+            a[n][1] = _mm256_fmadd_ps(xs, w1, a[n][1]);
+        }
+    }
+    TRI_UNROLL
+    for (int n = 0; n < N; n++) {
+        _mm256_storeu_ps(y + n * TRI_OUTER_ROWS, a[n][0]);
+        _mm256_storeu_ps(y + n * TRI_OUTER_ROWS + 8, a[n][1]);
+    }
+}
+
+TRI_AVX2 static void tri_outer_avx2(float *y, const float *from, const float *x, const float *w,
+                                    int64_t step, int64_t N, int64_t G, int64_t D)
+{
+    for (int64_t g = 0; g < G; g++, y += TR_LANES, from += TR_LANES, w += step) {
+        tri_outer256(6, y, from, x, w, D);
+        if (N > 6) tri_outer256(5, y + 6 * TRI_OUTER_ROWS, from + 6 * TRI_OUTER_ROWS, x + 6, w, D);
+        if (N > 11)
+            tri_outer256(5, y + 11 * TRI_OUTER_ROWS, from + 11 * TRI_OUTER_ROWS, x + 11, w, D);
+    }
+}
+
+TRI_AVX2 static void tri_fold_avx2(float y[TR_LANES], const float *lane, int64_t step)
+{
+    for (int h = 0; h < TR_LANES; h += 8) {
+        __m256 a[8];
+        TRI_UNROLL
+        for (int l = 0; l < 8; l++)
+            a[l] = _mm256_add_ps(_mm256_loadu_ps(lane + l * step + h),
+                                 _mm256_loadu_ps(lane + (l + 8) * step + h));
+        TRI_UNROLL
+        for (int l = 0; l < 4; l++) a[l] = _mm256_add_ps(a[l], a[l + 4]);
+        a[0] = _mm256_add_ps(a[0], a[2]);
+        a[1] = _mm256_add_ps(a[1], a[3]);
+        _mm256_storeu_ps(y + h, _mm256_add_ps(a[0], a[1]));
     }
 }
 
@@ -12791,13 +12990,24 @@ static int tri_decode_avx512(const tr_weight *w, int64_t r, int64_t c, int64_t n
 typedef struct tri_stream {
     const unsigned char *w;     /* row o, column 0 of the piece */
     int64_t stride;             /* bytes between rows */
-    int64_t next;               /* bytes to what to ask for, at the beginning of the piece */
-    int shift;                  /* a block of scales is 2^shift columns, 32 to TRI_PANEL */
+    int64_t at;                 /* where the piece begins, in bytes */
+    int shift;                  /* a block of FP8's scales is 2^shift columns, 32 to TRI_PANEL */
     float s[TRI_TILE_O][TRI_PANEL / 32];
+    const unsigned char *e;     /* e2m1's scales, as w and stride */
+    int64_t e_stride;
+    const tri_fp4 *fp4;
 } tri_stream;
 
+/* How far from byte i of the piece lies what to ask for there. */
+TRI_INLINE int64_t tri_stream_next(const tri_stream *t, int64_t i)
+{
+    const int64_t far = 1024;
+    return t->at + i + far < t->stride ? far : far + (TRI_TILE_O - 1) * t->stride;
+}
+
+/* 32 numbers of a row, whose scale is s[0], or e[0] if they are e2m1. */
 TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const float *s,
-                                       __m512 table, __m512 v[2])
+                                       const unsigned char *e, const tri_fp4 *fp4, __m512 v[2])
 {
     const __m512i clear = _mm512_set1_epi16((short)0xbfff);
     const __m512i down = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12,
@@ -12817,7 +13027,7 @@ TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const
         v[0] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(u)), _mm512_set1_ps(*s));
         v[1] = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(u, 1)), _mm512_set1_ps(*s));
     } else {
-        __m512 t = _mm512_mul_ps(table, _mm512_set1_ps(*s));
+        __m512 t = _mm512_loadu_ps(fp4->v[e[0]]);
         for (int h = 0; h < 2; h++) {
             u = _mm512_set1_epi64((long long)tri_load64(w + 8 * h));
             v[h] = _mm512_permutexvar_ps(_mm512_srlv_epi32(u, down), t);
@@ -12825,39 +13035,48 @@ TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const
     }
 }
 
-/* The lanes of six rows over K columns, a multiple of 32, which are `bytes`. */
+TRI_AVX512 TRI_INLINE __m512 tri_mix512(__m512 x)
+{
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7,
+                                                   15), x);
+}
+
+TRI_AVX512 static void tri_mix_avx512(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) _mm512_storeu_ps(y + i, tri_mix512(_mm512_loadu_ps(x + i)));
+}
+
+/* The lanes of six rows over K columns, a multiple of 32, which are `bytes`. Two pointers to three
+ * rows each, with one stride, leave registers for everything. */
 TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane)[TR_LANES],
                                          const float *x, const tri_stream *t, int64_t K)
 {
-    const __m512 table = _mm512_setr_ps(0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3,
-                                        -4, -6);
-    const __m512i mix = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
     const __m512i sort = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const unsigned char *w = t->w;
-    int shift = q == TR_F4E2M1 ? 5 : t->shift;
+    const unsigned char *w[2] = { t->w, t->w + 3 * t->stride };
+    const unsigned char *e[2] = { t->e, t->e + 3 * t->e_stride };
     __m512 a[TRI_TILE_O], xs[2], v[2];
     TRI_UNROLL
     for (int j = 0; j < TRI_TILE_O; j++) {
         a[j] = _mm512_loadu_ps(lane[j]);
-        if (q == TR_F4E2M1) a[j] = _mm512_permutexvar_ps(mix, a[j]);
+        if (q == TR_F4E2M1) a[j] = tri_mix512(a[j]);
     }
     for (int64_t k = 0; k < K;) {
+        int64_t next = tri_stream_next(t, k * bytes / 32);
         TRI_UNROLL
         for (int j = 0; j < TRI_TILE_O; j++)
-            _mm_prefetch((const void *)(w + j * t->stride + t->next), _MM_HINT_T0);
-        for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes) {
+            _mm_prefetch((const void *)(w[j / 3] + j % 3 * t->stride + next), _MM_HINT_T0);
+        for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32) {
             xs[0] = _mm512_loadu_ps(x + k);
             xs[1] = _mm512_loadu_ps(x + k + 16);
-            if (q == TR_F4E2M1) {
-                xs[0] = _mm512_permutexvar_ps(mix, xs[0]);
-                xs[1] = _mm512_permutexvar_ps(mix, xs[1]);
-            }
             TRI_UNROLL
             for (int j = 0; j < TRI_TILE_O; j++) {
-                tri_load512(q, w + j * t->stride, &t->s[j][k >> shift], table, v);
+                tri_load512(q, w[j / 3] + j % 3 * t->stride, &t->s[j][k >> t->shift],
+                            e[j / 3] + j % 3 * t->e_stride, t->fp4, v);
                 a[j] = _mm512_fmadd_ps(xs[0], v[0], a[j]);
                 a[j] = _mm512_fmadd_ps(xs[1], v[1], a[j]);
             }
+            TRI_UNROLL
+            for (int i = 0; i < 2; i++) { w[i] += bytes; e[i]++; }
         }
     }
     TRI_UNROLL
@@ -12867,32 +13086,16 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
     }
 }
 
-TRI_AVX2 static void tri_e8m0_avx2(const unsigned char *s, int64_t n, float *y)
-{
-    const __m256i least = _mm256_set1_epi32(0x400000), zero = _mm256_setzero_si256();
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        __m256i u = _mm256_cvtepu8_epi32(_mm_loadl_epi64(TRI_M128(s + i)));
-        __m256i f = _mm256_blendv_epi8(_mm256_slli_epi32(u, 23), least,
-                                       _mm256_cmpeq_epi32(u, zero));
-        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(f));
-    }
-    for (; i < n; i++) y[i] = tr_e8m0_to_f32(s[i]);
-}
-
-typedef void (*tri_e8m0_fn)(const unsigned char *s, int64_t n, float *y);
-
 /* The scales of columns c .. c + n - 1, one a block; 0 if there is one that cannot be used. */
-static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c, int64_t n,
-                             tri_e8m0_fn e8m0)
+static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c, int64_t n)
 {
+    const unsigned char *s = (const unsigned char *)w->s;
+    if (w->format->s == TR_E8M0) {
+        t->e = s + (w->row0 + o) * w->s_stride + c / 32;
+        return 1;
+    }
     for (int j = 0; w->format->scaled && j < TRI_TILE_O; j++) {
         int64_t at = (w->row0 + o + j) / w->block_rows * w->s_stride + c / w->block_cols;
-        const unsigned char *s = (const unsigned char *)w->s;
-        if (w->format->s == TR_E8M0) {
-            e8m0(s + at, n / 32, t->s[j]);
-            continue;
-        }
         for (int64_t b = 0; b << t->shift < n; b++) {
             float f = tr_f32_from_bits(tri_load32(s + 4 * (at + b))) * 256;
             if (f - f != 0) return 0;
@@ -12902,14 +13105,12 @@ static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64
     return 1;
 }
 
-/* As tri_load512, 32 numbers. Of 16 bytes of e2m1 the lower half of a register takes the low digits
- * and the upper half the high ones. A table gives the upper two bytes of each value, whose others
- * are 0; words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
+/* As tri_load512. Of 16 bytes of e2m1 the lower half of a register takes the low digits and the
+ * upper half the high ones. Tables give the upper two bytes of each value, whose others are 0; words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
  * stand in the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
 TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s,
-                                     __m256 v[4])
+                                     const unsigned char *e, const tri_fp4 *fp4, __m256 v[4])
 {
-    const __m256 scale = _mm256_set1_ps(*s);
     if (q == TR_BF16 || q == TR_F16) {
         TRI_UNROLL
         for (int i = 0; i < 4; i++) {
@@ -12919,6 +13120,7 @@ TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const f
         }
     } else if (q == TR_F8E4M3) {
         const __m256i clear = _mm256_set1_epi16((short)0xbfff);
+        const __m256 scale = _mm256_set1_ps(*s);
         TRI_UNROLL
         for (int i = 0; i < 4; i += 2) {
             __m256i u = _mm256_cvtepi8_epi16(_mm_loadu_si128(TRI_M128(w + 8 * i)));
@@ -12927,12 +13129,9 @@ TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const f
             v[i + 1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(u, 1)), scale);
         }
     } else {
-        const __m256i high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
-            -0x80, -0x41, -0x41, -0x41, -0x40, -0x40, -0x40, -0x40));
-        const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40,
-            0, 0, -0x80, -0x40, 0, 0x40, -0x80, -0x40));
+        const __m128i *table = TRI_M128(fp4->bytes[e[0]]);
+        const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128(table));
+        const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128(table + 1));
         const __m256i down = _mm256_setr_epi64x(0, 0, 4, 4);
         __m256i u = _mm256_broadcastsi128_si256(_mm_loadu_si128(TRI_M128(w))), h, l;
         u = _mm256_and_si256(_mm256_srlv_epi64(u, down), _mm256_set1_epi8(15));
@@ -12941,9 +13140,9 @@ TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const f
         TRI_UNROLL
         for (int i = 0; i < 4; i += 2) {
             u = i == 0 ? _mm256_unpacklo_epi8(l, h) : _mm256_unpackhi_epi8(l, h);
-            v[i] = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(u, 16)), scale);
+            v[i] = _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
             u = _mm256_and_si256(u, _mm256_set1_epi32(-65536));
-            v[i + 1] = _mm256_mul_ps(_mm256_castsi256_ps(u), scale);
+            v[i + 1] = _mm256_castsi256_ps(u);
         }
     }
 }
@@ -12968,13 +13167,17 @@ TRI_AVX2 TRI_INLINE void tri_sort256(const float x[TR_LANES], float y[TR_LANES])
     _mm256_storeu_ps(y + 8, _mm256_permutevar8x32_ps(high, pairs));
 }
 
+TRI_AVX2 static void tri_mix_avx2(float *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += TR_LANES) tri_mix256(x + i, y + i);
+}
+
 /* As tri_stream512, three rows at a time: their lanes are six of the sixteen registers. */
 TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[TR_LANES],
                                        const float *x, const tri_stream *t, int64_t K)
 {
-    int shift = q == TR_F4E2M1 ? 5 : t->shift;
     for (int o = 0; o < TRI_TILE_O; o += 3) {
-        const unsigned char *w = t->w + o * t->stride;
+        const unsigned char *w = t->w + o * t->stride, *e = t->e + o * t->e_stride;
         __m256 a[3][2], v[4];
         TRI_UNROLL
         for (int j = 0; j < 3; j++) {
@@ -12982,13 +13185,15 @@ TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[
             a[j][1] = _mm256_loadu_ps(lane[o + j] + 8);
         }
         for (int64_t k = 0; k < K;) {
+            int64_t next = tri_stream_next(t, k * bytes / 32);
             TRI_UNROLL
             for (int j = 0; j < 3; j++)
-                _mm_prefetch((const void *)(w + j * t->stride + t->next), _MM_HINT_T0);
-            for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes) {
+                _mm_prefetch((const void *)(w + j * t->stride + next), _MM_HINT_T0);
+            for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes, e++) {
                 TRI_UNROLL
                 for (int j = 0; j < 3; j++) {
-                    tri_load256(q, w + j * t->stride, &t->s[o + j][k >> shift], v);
+                    tri_load256(q, w + j * t->stride, &t->s[o + j][k >> t->shift],
+                                e + j * t->e_stride, t->fp4, v);
                     TRI_UNROLL
                     for (int i = 0; i < 4; i++)
                         a[j][i % 2] = _mm256_fmadd_ps(_mm256_loadu_ps(x + k + 8 * i), v[i],
@@ -13007,14 +13212,12 @@ TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[
 TRI_AVX2 static void tri_piece_avx2(tr_dtype q, float (*lane)[TR_LANES], const float *x,
                                     const tri_stream *t, int64_t K)
 {
-    float mixed[TRI_PANEL];
     if (q == TR_BF16)        tri_stream256(TR_BF16, 64, lane, x, t, K);
     else if (q == TR_F16)    tri_stream256(TR_F16, 64, lane, x, t, K);
     else if (q == TR_F8E4M3) tri_stream256(TR_F8E4M3, 32, lane, x, t, K);
     if (q != TR_F4E2M1) return;
-    for (int64_t k = 0; k < K; k += TR_LANES) tri_mix256(x + k, mixed + k);
     for (int j = 0; j < TRI_TILE_O; j++) tri_mix256(lane[j], lane[j]);
-    tri_stream256(TR_F4E2M1, 16, lane, mixed, t, K);
+    tri_stream256(TR_F4E2M1, 16, lane, x, t, K);
     for (int j = 0; j < TRI_TILE_O; j++) tri_sort256(lane[j], lane[j]);
 }
 
@@ -13030,10 +13233,9 @@ TRI_AVX512 static void tri_piece_avx512(tr_dtype q, float (*lane)[TR_LANES], con
 typedef void (*tri_piece_fn)(tr_dtype q, float (*lane)[TR_LANES], const float *x,
                              const tri_stream *t, int64_t K);
 
-static int64_t tri_stream_rows(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
-                               int64_t o, tri_piece_fn piece, tri_e8m0_fn e8m0)
+static int64_t tri_stream_rows(float (*lane)[TR_LANES], const tri_stream_x *x,
+                               const tr_weight *w, int64_t o, tri_piece_fn piece)
 {
-    const int64_t far = 1024;
     tr_dtype q = w->format->q;
     int64_t bits = q == TR_F4E2M1 ? 4 : q == TR_F8E4M3 ? 8 : 16, c = 0, K = w->cols - w->cols % 32;
     tr_dtype scale = q == TR_F4E2M1 ? TR_E8M0 : TR_F32;
@@ -13042,42 +13244,47 @@ static int64_t tri_stream_rows(float (*lane)[TR_LANES], const float *x, const tr
     if (q != TR_F4E2M1 && q != TR_F8E4M3 && q != TR_F16 && q != TR_BF16) return 0;
     for (t.shift = 5; (1 << t.shift) < w->block_cols && (1 << t.shift) < TRI_PANEL;) t.shift++;
     if (w->format->scaled && (w->format->s != scale || w->block_cols != 1 << t.shift)) return 0;
-    if (q == TR_F4E2M1 && w->block_cols != 32) return 0;
+    if (q == TR_F4E2M1 && (w->block_cols != 32 || w->block_rows != 1)) return 0;
     t.stride = w->q_stride;
-    if (w->format->s == TR_E8M0 && w->block_rows == 1) {    /* scales of the next panel */
+    t.e = tri_weight_at(w, o);
+    t.e_stride = q == TR_F4E2M1 ? w->s_stride : 0;
+    t.fp4 = x->fp4;
+    if (q == TR_F4E2M1) K = x->n;
+    if (q == TR_F4E2M1) {                                   /* scales of the next panel */
         const unsigned char *s = (const unsigned char *)w->s + (w->row0 + o) * w->s_stride;
         int64_t bytes = TRI_TILE_O * w->s_stride;
         for (int64_t i = 0; i < bytes; i += 64) TRI_AHEAD(s + bytes + i);
     }
     for (; c < K; c += len) {
-        len = tri_least(K - c, TRI_PANEL);
-        if (!tri_stream_scales(&t, w, o, c, len, e8m0)) break;
-        t.w = tri_weight_at(w, o) + c * bits / 8;
-        t.next = far;
-        if (w->q_stride <= 2 * far) t.next = TRI_TILE_O * w->q_stride;
-        else if (c * bits / 8 + far >= w->q_stride) t.next += (TRI_TILE_O - 1) * w->q_stride;
-        piece(q, lane, x + c, &t, len);
+        len = q == TR_F4E2M1 ? K - c : tri_least(K - c, TRI_PANEL);
+        if (!tri_stream_scales(&t, w, o, c, len)) break;
+        t.at = c * bits / 8;
+        t.w = tri_weight_at(w, o) + t.at;
+        piece(q, lane, (q == TR_F4E2M1 ? x->mixed : x->x) + c, &t, len);
     }
     return c;
 }
 
-static int64_t tri_stream_avx2(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
-                               int64_t o)
+static int64_t tri_stream_avx2(float (*lane)[TR_LANES], const tri_stream_x *x,
+                               const tr_weight *w, int64_t o)
 {
-    return tri_stream_rows(lane, x, w, o, tri_piece_avx2, tri_e8m0_avx2);
+    return tri_stream_rows(lane, x, w, o, tri_piece_avx2);
 }
 
-static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const float *x, const tr_weight *w,
-                                 int64_t o)
+static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const tri_stream_x *x,
+                               const tr_weight *w, int64_t o)
 {
-    return tri_stream_rows(lane, x, w, o, tri_piece_avx512, tri_e8m0_avx512);
+    return tri_stream_rows(lane, x, w, o, tri_piece_avx512);
 }
 
 static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
-                                           tri_tile_t_avx2, tri_packed_avx2, tri_fold_avx2 };
+                                           tri_mix_avx2,
+                                           tri_tile_t_avx2, tri_turn_avx2, tri_outer_avx2,
+                                           tri_fold_avx2 };
 static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
-                                             tri_tile_t_avx512, tri_packed_avx512,
-                                             tri_fold_avx2 };
+                                             tri_mix_avx512,
+                                             tri_tile_t_avx512, tri_turn_avx512,
+                                             tri_outer_avx512, tri_fold_avx512 };
 
 #if !defined(__clang__)
 #pragma GCC diagnostic pop

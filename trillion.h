@@ -3762,6 +3762,9 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
 
 #define TRI_OUTER_FROM 16       /* so many tokens are worth copying */
 
+/* Up to TRI_TILE_O rows of W: o, o + step, .. */
+typedef struct tri_panel { const tr_weight *w; int64_t o, step, O; } tri_panel;
+
 /* One token for stream. */
 typedef struct tri_stream_x {
     const float *x;
@@ -3777,10 +3780,9 @@ struct tri_tiles {
                  const float *w, int64_t stride, int64_t O, int64_t K);
     /* As row_f32 of the weight's format, for weights that are finite. 0: nothing done. */
     int (*decode)(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y);
-    /* lane[j][l] (+)= x[k] w[o + j][k] from k = 0 on, for TRI_TILE_O rows that are finite and one
-     * token. Returns how many columns it took, a multiple of 16; NULL: none. */
-    int64_t (*stream)(float (*lane)[TR_LANES], const tri_stream_x *x, const tr_weight *w,
-                      int64_t o);
+    /* lane[j][l] (+)= x[k] w[j][k] from k = 0 on, for a panel of TRI_TILE_O rows w[j] that are
+     * finite, and one token. Returns how many columns it took, a multiple of 16; NULL: none. */
+    int64_t (*stream)(float (*lane)[TR_LANES], const tri_stream_x *x, const tri_panel *r);
     /* The first n numbers of x, a multiple of 32, in the order that stream has e2m1 in. */
     void (*mix)(float *y, const float *x, int64_t n);
     /* lane[n][l][c] (+)= x[n][k] w[k][c], k = 0 .. K - 1, l = k mod 16, n < N <= TRI_T_TOKENS */
@@ -3834,77 +3836,84 @@ typedef struct tri_tokens {
     int64_t n;
 } tri_tokens;
 
-/* Columns [c, c + n) of rows [o, o + O): *stride apart, in place or in buf. */
-static const float *tri_panel_read(const tri_tiles *t, const tr_weight *w, int64_t o, int64_t O,
-                                   int64_t c, int64_t n, float *buf, int64_t *stride)
+/* Columns [c, c + n) of a panel: *stride apart, in place or in buf. */
+static const float *tri_panel_read(const tri_tiles *t, const tri_panel *r, int64_t c, int64_t n,
+                                   float *buf, int64_t *stride)
 {
+    const tr_weight *w = r->w;
     if (w->format->q == TR_F32) {
-        const unsigned char *p = tri_weight_at(w, o) + 4 * c;
-        *stride = w->q_stride / 4;
+        const unsigned char *p = tri_weight_at(w, r->o) + 4 * c;
+        *stride = r->step * (w->q_stride / 4);
         if ((uintptr_t)p % 4 == 0 && w->q_stride % 4 == 0) return (const float *)(const void *)p;
     }
     *stride = TRI_PANEL;
-    for (int64_t j = 0; j < O; j++) {
+    for (int64_t j = 0; j < r->O; j++) {
         float *row = buf + j * TRI_PANEL;
-        if (!w->finite || !t->decode(w, o + j, c, n, row)) w->format->row_f32(w, o + j, c, n, row);
+        int64_t o = r->o + j * r->step;
+        if (!w->finite || !t->decode(w, o, c, n, row)) w->format->row_f32(w, o, c, n, row);
     }
     return buf;
 }
 
-/* Asks for part t of T of what the panel of O rows at o has in columns [c, c + TRI_PANEL), or the
- * panel after it if there are none. */
-TRI_INLINE void tri_panel_ahead(const tr_weight *w, int64_t o, int64_t O, int64_t c, int64_t t,
-                                int64_t T)
+/* Asks for part t of T of what the panel has in columns [c, c + TRI_PANEL), or the one after it if
+ * there are none. */
+TRI_INLINE void tri_panel_ahead(const tri_panel *r, int64_t c, int64_t t, int64_t T)
 {
-    int64_t bytes, begin, end;
-    if (c >= w->cols) { c = 0; o += O; }
-    if (w->cols == 0 || o >= w->rows) return;
+    const tr_weight *w = r->w;
+    int64_t bytes, begin, end, o = r->o;
+    if (c >= w->cols) { c = 0; o++; }
+    if (w->cols == 0) return;
     bytes = tri_least(w->cols - c, TRI_PANEL) * w->q_stride / w->cols;
     c = c * w->q_stride / w->cols;
     begin = bytes * t / T;
     end = bytes * (t + 1) / T;
-    for (int64_t j = 0; j < O && o + j < w->rows; j++)
-        for (int64_t i = begin; i < end; i += 64) TRI_AHEAD(tri_weight_at(w, o + j) + c + i);
+    for (int64_t j = 0; j < r->O && o + j * r->step < w->rows; j++)
+        for (int64_t i = begin; i < end; i += 64)
+            TRI_AHEAD(tri_weight_at(w, o + j * r->step) + c + i);
 }
 
-/* The outputs of one panel, rows [o, o + O) of W, for a block of tokens. */
-TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tr_weight *w, int64_t o,
-                                  int64_t O, const tri_tokens *k)
+/* The outputs of one panel for a block of tokens. */
+TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tri_panel *r,
+                                  const tri_tokens *k)
 {
     float lane[TRI_TOKENS][TRI_TILE_O][TR_LANES], buf[TRI_TILE_O * TRI_PANEL];
-    int64_t tiles = (k->n + TRI_TILE_N - 1) / TRI_TILE_N, stride, c = 0;
+    int64_t tiles = (k->n + TRI_TILE_N - 1) / TRI_TILE_N, cols = r->w->cols, stride, c = 0;
+    const float *b = tr_view_is_none(a->bias) ? NULL : tr_view_f32(a->bias);
     memset(lane, 0, (size_t)k->n * sizeof lane[0]);
-    if (k->n == 1 && O == TRI_TILE_O && w->finite && a->tiles->stream)
-        c = a->tiles->stream(lane[0], &k->one, w, o);
-    for (; c < w->cols; c += TRI_PANEL) {
-        int64_t len = tri_least(w->cols - c, TRI_PANEL), whole = len - len % TR_LANES;
-        const float *p = tri_panel_read(a->tiles, w, o, O, c, len, buf, &stride), *x[TRI_TILE_N];
+    if (k->n == 1 && r->O == TRI_TILE_O && r->w->finite && a->tiles->stream)
+        c = a->tiles->stream(lane[0], &k->one, r);
+    for (; c < cols; c += TRI_PANEL) {
+        int64_t len = tri_least(cols - c, TRI_PANEL), whole = len - len % TR_LANES;
+        const float *p = tri_panel_read(a->tiles, r, c, len, buf, &stride), *x[TRI_TILE_N];
         for (int64_t t = 0; t < tiles; t++) {
             int64_t n = t * TRI_TILE_N, N = tri_least(k->n - n, TRI_TILE_N);
             for (int64_t i = 0; i < N; i++) x[i] = k->x[n + i] + c;
-            tri_panel_ahead(w, o, O, c + TRI_PANEL, t, tiles);
-            a->tiles->tile(lane + n, x, N, p, stride, O, whole);
+            tri_panel_ahead(r, c + TRI_PANEL, t, tiles);
+            a->tiles->tile(lane + n, x, N, p, stride, r->O, whole);
         }
         for (int64_t n = 0; len > whole && n < k->n; n++)
-            for (int64_t j = 0; j < O; j++)
+            for (int64_t j = 0; j < r->O; j++)
                 tri_lanes_dot(hw, lane[n][j], k->x[n] + c + whole, p + j * stride + whole,
                               len - whole);
     }
     for (int64_t n = 0; n < k->n; n++)
-        for (int64_t j = 0; j < O; j++) k->y[n][o + j] = tri_lanes_fold(lane[n][j]);
-    if (tr_view_is_none(a->bias)) return;
-    for (int64_t n = 0; n < k->n; n++)
-        for (int64_t j = 0; j < O; j++)
-            k->y[n][o + j] += tr_view_f32(a->bias)[(o + j) * a->bias.stride[0]];
+        for (int64_t j = 0; j < r->O; j++) {
+            int64_t o = r->o + j * r->step;
+            float y = tri_lanes_fold(lane[n][j]);
+            k->y[n][o] = b ? y + b[o * a->bias.stride[0]] : y;
+        }
 }
 
-/* Rows [begin, end) of weight e for its slots first .. last - 1. */
+/* Rows [begin, end) of weight e for its slots first .. last - 1. A panel has one row of each of
+ * six bands, which are six streams for the memory. */
 TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, int64_t first,
                                    int64_t last, int64_t begin, int64_t end)
 {
     int64_t most = TRI_BLOCK_X / (a->w->cols + 1) / TRI_TILE_N * TRI_TILE_N;
     float mixed[TRI_MIXED];
+    tri_panel r;
     tri_tokens k;
+    r.w = &a->w[e];
     k.one.fp4 = a->fp4;
     k.one.mixed = mixed;
     k.one.n = a->w->format->q == TR_F4E2M1 ? tri_least(a->w->cols / 32 * 32, TRI_MIXED) : 0;
@@ -3919,8 +3928,13 @@ TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, 
         }
         k.one.x = k.x[0];
         if (k.n == 1 && a->tiles->stream) a->tiles->mix(mixed, k.x[0], k.one.n);
-        for (int64_t o = begin; o < end; o += TRI_TILE_O)
-            tri_product_panel(hw, a, &a->w[e], o, tri_least(end - o, TRI_TILE_O), &k);
+        r.step = (end - begin) / TRI_TILE_O;
+        r.O = TRI_TILE_O;
+        for (r.o = begin; r.o < begin + r.step; r.o++) tri_product_panel(hw, a, &r, &k);
+        r.o = begin + r.step * TRI_TILE_O;
+        r.O = end - r.o;
+        r.step = 1;
+        if (r.O > 0) tri_product_panel(hw, a, &r, &k);
     }
 }
 
@@ -12982,28 +12996,22 @@ static int tri_decode_avx512(const tr_weight *w, int64_t r, int64_t c, int64_t n
 }
 
 /* One token: numbers are decoded in registers on their way from memory. What is read a little
- * later is asked for `far` bytes ahead, at the end of a row in the next panel.
+ * later is asked for TRI_FAR bytes ahead: a row's next one is the next panel's.
  *
  * 16 digits of e2m1 are the words of an unsigned long, repeated eight times: words 2i and 2i + 1 of
  * the register, moved down by 4i bits, begin with digits i and 8 + i. So lanes stand in that order,
  * and x is put into it. */
+#define TRI_FAR 1024
+
 typedef struct tri_stream {
     const unsigned char *w;     /* row o, column 0 of the piece */
     int64_t stride;             /* bytes between rows */
-    int64_t at;                 /* where the piece begins, in bytes */
     int shift;                  /* a block of FP8's scales is 2^shift columns, 32 to TRI_PANEL */
     float s[TRI_TILE_O][TRI_PANEL / 32];
     const unsigned char *e;     /* e2m1's scales, as w and stride */
     int64_t e_stride;
     const tri_fp4 *fp4;
 } tri_stream;
-
-/* How far from byte i of the piece lies what to ask for there. */
-TRI_INLINE int64_t tri_stream_next(const tri_stream *t, int64_t i)
-{
-    const int64_t far = 1024;
-    return t->at + i + far < t->stride ? far : far + (TRI_TILE_O - 1) * t->stride;
-}
 
 /* 32 numbers of a row, whose scale is s[0], or e[0] if they are e2m1. */
 TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const float *s,
@@ -13061,10 +13069,9 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
         if (q == TR_F4E2M1) a[j] = tri_mix512(a[j]);
     }
     for (int64_t k = 0; k < K;) {
-        int64_t next = tri_stream_next(t, k * bytes / 32);
         TRI_UNROLL
         for (int j = 0; j < TRI_TILE_O; j++)
-            _mm_prefetch((const void *)(w[j / 3] + j % 3 * t->stride + next), _MM_HINT_T0);
+            _mm_prefetch((const void *)(w[j / 3] + j % 3 * t->stride + TRI_FAR), _MM_HINT_T0);
         for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32) {
             xs[0] = _mm512_loadu_ps(x + k);
             xs[1] = _mm512_loadu_ps(x + k + 16);
@@ -13087,15 +13094,17 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
 }
 
 /* The scales of columns c .. c + n - 1, one a block; 0 if there is one that cannot be used. */
-static int tri_stream_scales(tri_stream *t, const tr_weight *w, int64_t o, int64_t c, int64_t n)
+static int tri_stream_scales(tri_stream *t, const tri_panel *r, int64_t c, int64_t n)
 {
+    const tr_weight *w = r->w;
     const unsigned char *s = (const unsigned char *)w->s;
     if (w->format->s == TR_E8M0) {
-        t->e = s + (w->row0 + o) * w->s_stride + c / 32;
+        t->e = s + (w->row0 + r->o) * w->s_stride + c / 32;
         return 1;
     }
     for (int j = 0; w->format->scaled && j < TRI_TILE_O; j++) {
-        int64_t at = (w->row0 + o + j) / w->block_rows * w->s_stride + c / w->block_cols;
+        int64_t o = w->row0 + r->o + j * r->step;
+        int64_t at = o / w->block_rows * w->s_stride + c / w->block_cols;
         for (int64_t b = 0; b << t->shift < n; b++) {
             float f = tr_f32_from_bits(tri_load32(s + 4 * (at + b))) * 256;
             if (f - f != 0) return 0;
@@ -13185,10 +13194,9 @@ TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[
             a[j][1] = _mm256_loadu_ps(lane[o + j] + 8);
         }
         for (int64_t k = 0; k < K;) {
-            int64_t next = tri_stream_next(t, k * bytes / 32);
             TRI_UNROLL
             for (int j = 0; j < 3; j++)
-                _mm_prefetch((const void *)(w + j * t->stride + next), _MM_HINT_T0);
+                _mm_prefetch((const void *)(w + j * t->stride + TRI_FAR), _MM_HINT_T0);
             for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes, e++) {
                 TRI_UNROLL
                 for (int j = 0; j < 3; j++) {
@@ -13234,47 +13242,40 @@ typedef void (*tri_piece_fn)(tr_dtype q, float (*lane)[TR_LANES], const float *x
                              const tri_stream *t, int64_t K);
 
 static int64_t tri_stream_rows(float (*lane)[TR_LANES], const tri_stream_x *x,
-                               const tr_weight *w, int64_t o, tri_piece_fn piece)
+                               const tri_panel *r, tri_piece_fn piece)
 {
-    tr_dtype q = w->format->q;
+    const tr_weight *w = r->w;
+    tr_dtype q = w->format->q, scale = q == TR_F4E2M1 ? TR_E8M0 : TR_F32;
     int64_t bits = q == TR_F4E2M1 ? 4 : q == TR_F8E4M3 ? 8 : 16, c = 0, K = w->cols - w->cols % 32;
-    tr_dtype scale = q == TR_F4E2M1 ? TR_E8M0 : TR_F32;
     int64_t len;
     tri_stream t;
     if (q != TR_F4E2M1 && q != TR_F8E4M3 && q != TR_F16 && q != TR_BF16) return 0;
     for (t.shift = 5; (1 << t.shift) < w->block_cols && (1 << t.shift) < TRI_PANEL;) t.shift++;
     if (w->format->scaled && (w->format->s != scale || w->block_cols != 1 << t.shift)) return 0;
     if (q == TR_F4E2M1 && (w->block_cols != 32 || w->block_rows != 1)) return 0;
-    t.stride = w->q_stride;
-    t.e = tri_weight_at(w, o);
-    t.e_stride = q == TR_F4E2M1 ? w->s_stride : 0;
-    t.fp4 = x->fp4;
     if (q == TR_F4E2M1) K = x->n;
-    if (q == TR_F4E2M1) {                                   /* scales of the next panel */
-        const unsigned char *s = (const unsigned char *)w->s + (w->row0 + o) * w->s_stride;
-        int64_t bytes = TRI_TILE_O * w->s_stride;
-        for (int64_t i = 0; i < bytes; i += 64) TRI_AHEAD(s + bytes + i);
-    }
+    t.stride = r->step * w->q_stride;
+    t.e = tri_weight_at(w, r->o);
+    t.e_stride = q == TR_F4E2M1 ? r->step * w->s_stride : 0;
+    t.fp4 = x->fp4;
     for (; c < K; c += len) {
-        len = q == TR_F4E2M1 ? K - c : tri_least(K - c, TRI_PANEL);
-        if (!tri_stream_scales(&t, w, o, c, len)) break;
-        t.at = c * bits / 8;
-        t.w = tri_weight_at(w, o) + t.at;
+        len = q == TR_F4E2M1 ? K : tri_least(K - c, TRI_PANEL);
+        if (!tri_stream_scales(&t, r, c, len)) break;
+        t.w = tri_weight_at(w, r->o) + c * bits / 8;
         piece(q, lane, (q == TR_F4E2M1 ? x->mixed : x->x) + c, &t, len);
     }
     return c;
 }
 
-static int64_t tri_stream_avx2(float (*lane)[TR_LANES], const tri_stream_x *x,
-                               const tr_weight *w, int64_t o)
+static int64_t tri_stream_avx2(float (*lane)[TR_LANES], const tri_stream_x *x, const tri_panel *r)
 {
-    return tri_stream_rows(lane, x, w, o, tri_piece_avx2);
+    return tri_stream_rows(lane, x, r, tri_piece_avx2);
 }
 
 static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const tri_stream_x *x,
-                               const tr_weight *w, int64_t o)
+                                 const tri_panel *r)
 {
-    return tri_stream_rows(lane, x, w, o, tri_piece_avx512);
+    return tri_stream_rows(lane, x, r, tri_piece_avx512);
 }
 
 static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,

@@ -3774,6 +3774,9 @@ typedef struct tri_stream_x {
 
 /* What differs from cpu to cpu. */
 struct tri_tiles {
+    /* What is faster if x is full of subnormals, for each of which a multiply-add in hardware may
+     * take a hundred times as long; NULL: this is. */
+    const tri_tiles *soft;
     /* lane[n][j][l] (+)= x[n][k] w[j][k], k = 0 .. K - 1, l = k mod 16, for n < N <= TRI_TILE_N and
      * j < O <= TRI_TILE_O. K is a multiple of 16; w[j] is w + j stride. */
     void (*tile)(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x, int64_t N,
@@ -4135,11 +4138,26 @@ static void tri_outer_run(tr_ctx *ctx, const tri_product_job *a, const tr_weight
     }
 }
 
+/* 1 if more than a quarter of a sample of 256 pieces of x, of 16 numbers, have a subnormal. */
+static int tri_many_subnormal(const tri_product_job *a)
+{
+    int64_t rows = a->w->cols / TR_LANES, sample = tri_least(a->n * rows, 256), many = 0;
+    for (int64_t i = 0; i < sample; i++) {
+        int64_t at = a->n * rows * i / sample;
+        const float *x = tri_row_f32(a->x, tri_slot(a, at / rows) / a->per) + at % rows * TR_LANES;
+        int some = 0;
+        for (int l = 0; l < TR_LANES; l++) some |= x[l] != 0 && fabsf(x[l]) < FLT_MIN;
+        many += some;
+    }
+    return many * 4 > sample;
+}
+
 static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
 {
     tri_product_job job = *a;
     int64_t total = 0;
     job.tiles = tri_os_tiles(ctx->cpu);
+    if (job.tiles->soft && tri_many_subnormal(a)) job.tiles = job.tiles->soft;
     job.fp4 = &ctx->fp4;
     job.few = job.tiles->outer && tri_outer_most(a->w) >= TRI_OUTER_FROM ? TRI_OUTER_FROM - 1 :
               INT64_MAX;
@@ -12483,7 +12501,7 @@ static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
     return 0;
 }
 
-static const tri_tiles tri_tiles_base = { tri_tile_base, tri_decode_base, NULL, NULL,
+static const tri_tiles tri_tiles_base = { NULL, tri_tile_base, tri_decode_base, NULL, NULL,
                                            tri_tile_t_base, NULL, NULL, NULL };
 
 #if defined(__GNUC__) && defined(__x86_64__)
@@ -13278,11 +13296,20 @@ static int64_t tri_stream_avx512(float (*lane)[TR_LANES], const tri_stream_x *x,
     return tri_stream_rows(lane, x, r, tri_piece_avx512);
 }
 
-static const tri_tiles tri_tiles_avx2 = { tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
+/* In software, but eight lanes at a time. */
+TRI_AVX2 static void tri_tile_soft(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x,
+                                   int64_t N, const float *w, int64_t stride, int64_t O, int64_t K)
+{
+    tri_tile_plain(0, lane, x, N, w, stride, O, K);
+}
+
+static const tri_tiles tri_tiles_soft = { NULL, tri_tile_soft, tri_decode_avx2, NULL, NULL,
+                                          tri_tile_t_base, NULL, NULL, NULL };
+static const tri_tiles tri_tiles_avx2 = { &tri_tiles_soft, tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
                                            tri_mix_avx2,
                                            tri_tile_t_avx2, tri_turn_avx2, tri_outer_avx2,
                                            tri_fold_avx2 };
-static const tri_tiles tri_tiles_avx512 = { tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
+static const tri_tiles tri_tiles_avx512 = { &tri_tiles_soft, tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
                                              tri_mix_avx512,
                                              tri_tile_t_avx512, tri_turn_avx512,
                                              tri_outer_avx512, tri_fold_avx512 };

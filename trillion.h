@@ -3735,19 +3735,20 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
  *
  *     y[n, o] = fold_l ( x[n, l] W[o, l] (+) x[n, l + 16] W[o, l + 16] (+) .. )  + b[o]
  *
- * The sixteen lanes of an output lie along a register of 16 numbers, or two of 8, and both factors
- * are read along their rows. So nothing is packed or transposed: a tile of 4 tokens and 6 rows of W
+ * A few tokens. The sixteen lanes of an output lie along a register of 16 numbers, or two of 8, and
+ * both factors are read along their rows: nothing is copied. A tile of 4 tokens and 6 rows of W
  * holds its 24 outputs in 24 registers and takes 10 loads for 24 multiply-adds. Around it,
  *
- *     for blocks of tokens, as many as the second cache holds rows of x
- *         for panels of 6 rows of W
+ *     for blocks of tokens
+ *         for panels of 6 rows of W, one of each of six bands: so memory sees six streams
  *             for pieces of 1024 columns: decode the panel's piece, once for the block, into
  *                 the first cache (what is stored as binary32 is read where it lies)
  *                 for tiles: take the lanes of 4 tokens x 6 rows on over the piece
  *             fold, add the bias, write y
  *
  * The lanes of a block wait in memory from piece to piece; that only stops and resumes them. With
- * one token the same loops read W once at the speed of memory. */
+ * one token W is decoded in registers, and read once at the speed of memory. From sixteen tokens on
+ * we go another way, below. */
 #define TRI_TILE_N 4            /* tokens of a tile */
 #define TRI_TILE_O 6            /* rows of W of a tile and panel */
 #define TRI_PANEL  1024         /* columns of a piece; a multiple of 32 */
@@ -3794,9 +3795,9 @@ struct tri_tiles {
     /* Of sixteen rows of K numbers: y[l step + 16 d + r] = row[r][16 d + l]. NULL: there is no
      * outer. */
     void (*turn)(float *y, int64_t step, const float *const *row, int64_t K);
-    /* y[n][o] = from[n][o] (+) x[d][n] w[o div 16][d][o mod 16], d = 0 .. D - 1, for n < N <= 16 and
-     * o < 16 G <= TRI_OUTER_ROWS; n up to 15 and o up to 16 G - 1 may be written. Rows of y and
-     * `from` have TRI_OUTER_ROWS numbers, of x and w 16; step is from w[i] to w[i + 1]. */
+    /* y[n][o] = from[n][o] (+) x[d][n] w[o div 16][d][o mod 16], d = 0 .. D - 1, for n < N <= 16
+     * and o < 16 G <= TRI_OUTER_ROWS; all sixteen n may be written. Rows of y and `from` have
+     * TRI_OUTER_ROWS numbers, of x and w 16; step is from w[i] to w[i + 1]. */
     void (*outer)(float *y, const float *from, const float *x, const float *w, int64_t step,
                   int64_t N, int64_t G, int64_t D);
     /* y[o] = tri_lanes_fold(lane[l step + o], l = 0 .. 15), o < 16 */
@@ -4005,8 +4006,8 @@ static float *tri_outer_piece(const tri_outer_job *p, int64_t c)
 /* How many tokens a block may have, a multiple of 16; 0: a row alone does not fit. */
 static int64_t tri_outer_most(const tr_weight *w)
 {
-    int64_t groups = w->cols ? TRI_OUTER_X / TR_LANES / TR_LANES / tri_blocks(w->cols, TR_LANES) : 0;
-    return tri_least(groups * TR_LANES, TRI_OUTER_TOKENS);
+    int64_t group = TR_LANES * TR_LANES * tri_blocks(w->cols, TR_LANES);
+    return group ? tri_least(TRI_OUTER_X / group * TR_LANES, TRI_OUTER_TOKENS) : 0;
 }
 
 static void tri_outer_tokens(void *user, int64_t begin, int64_t end)
@@ -4138,7 +4139,8 @@ static void tri_outer_run(tr_ctx *ctx, const tri_product_job *a, const tr_weight
     }
 }
 
-/* 1 if more than a quarter of a sample of 256 pieces of x, of 16 numbers, have a subnormal. */
+/* 1 if more than three quarters of a sample of 256 pieces of x, of 16 numbers, have a subnormal:
+ * with fewer the hardware is still faster. */
 static int tri_many_subnormal(const tri_product_job *a)
 {
     int64_t rows = a->w->cols / TR_LANES, sample = tri_least(a->n * rows, 256), many = 0;
@@ -4149,7 +4151,7 @@ static int tri_many_subnormal(const tri_product_job *a)
         for (int l = 0; l < TR_LANES; l++) some |= x[l] != 0 && fabsf(x[l]) < FLT_MIN;
         many += some;
     }
-    return many * 4 > sample;
+    return many * 4 > sample * 3;
 }
 
 static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
@@ -12608,9 +12610,8 @@ static void tri_turn_end(float *y, int64_t step, const float *const *row, int64_
         for (int64_t r = 0; r < TR_LANES; r++) y[l * step + r] = row[r][k + l];
 }
 
-#define TRI_TURN_AHEAD 64
 /* Sixteen rows by sixteen columns, turned: pairs of numbers, pairs of pairs, then the quarters of
- * the registers. */
+ * the registers. Asks for what comes four times later. */
 TRI_AVX512 static void tri_turn_avx512(float *y, int64_t step, const float *const *row, int64_t K)
 {
     int64_t k = 0;
@@ -12619,8 +12620,8 @@ TRI_AVX512 static void tri_turn_avx512(float *y, int64_t step, const float *cons
         TRI_UNROLL
         for (int i = 0; i < 16; i += 2) {
             __m512 u = _mm512_loadu_ps(row[i] + k), v = _mm512_loadu_ps(row[i + 1] + k);
-            TRI_AHEAD(row[i] + k + TRI_TURN_AHEAD);
-            TRI_AHEAD(row[i + 1] + k + TRI_TURN_AHEAD);
+            TRI_AHEAD(row[i] + k + 4 * TR_LANES);
+            TRI_AHEAD(row[i + 1] + k + 4 * TR_LANES);
             a[i] = _mm512_unpacklo_ps(u, v);
             a[i + 1] = _mm512_unpackhi_ps(u, v);
         }
@@ -13133,8 +13134,9 @@ static int tri_stream_scales(tri_stream *t, const tri_panel *r, int64_t c, int64
 }
 
 /* As tri_load512. Of 16 bytes of e2m1 the lower half of a register takes the low digits and the
- * upper half the high ones. Tables give the upper two bytes of each value, whose others are 0; words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
- * stand in the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
+ * upper half the high ones. Tables give the upper two bytes of each value, whose others are 0;
+ * words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers stand in
+ * the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
 TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s,
                                      const unsigned char *e, const tri_fp4 *fp4, __m256 v[4])
 {
@@ -13305,14 +13307,14 @@ TRI_AVX2 static void tri_tile_soft(float (*lane)[TRI_TILE_O][TR_LANES], const fl
 
 static const tri_tiles tri_tiles_soft = { NULL, tri_tile_soft, tri_decode_avx2, NULL, NULL,
                                           tri_tile_t_base, NULL, NULL, NULL };
-static const tri_tiles tri_tiles_avx2 = { &tri_tiles_soft, tri_tile_avx2, tri_decode_avx2, tri_stream_avx2,
-                                           tri_mix_avx2,
-                                           tri_tile_t_avx2, tri_turn_avx2, tri_outer_avx2,
-                                           tri_fold_avx2 };
-static const tri_tiles tri_tiles_avx512 = { &tri_tiles_soft, tri_tile_avx512, tri_decode_avx512, tri_stream_avx512,
-                                             tri_mix_avx512,
-                                             tri_tile_t_avx512, tri_turn_avx512,
-                                             tri_outer_avx512, tri_fold_avx512 };
+static const tri_tiles tri_tiles_avx2 = {
+    &tri_tiles_soft, tri_tile_avx2, tri_decode_avx2, tri_stream_avx2, tri_mix_avx2,
+    tri_tile_t_avx2, tri_turn_avx2, tri_outer_avx2, tri_fold_avx2
+};
+static const tri_tiles tri_tiles_avx512 = {
+    &tri_tiles_soft, tri_tile_avx512, tri_decode_avx512, tri_stream_avx512, tri_mix_avx512,
+    tri_tile_t_avx512, tri_turn_avx512, tri_outer_avx512, tri_fold_avx512
+};
 
 #if !defined(__clang__)
 #pragma GCC diagnostic pop

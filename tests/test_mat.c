@@ -756,6 +756,42 @@ static void contract_bits(void)
         }
 }
 
+/* Shapes beyond every block: tokens and rows that fill no group, more than 256 tokens, columns on
+ * both sides of a piece of 2048, one token of more e2m1 columns than are put in order at once;
+ * tokens that begin anywhere; an x full of subnormals, whose sums are subnormal too. */
+static void contract_many(void)
+{
+    static const struct { int64_t N, I, O; tr_format f; } s[] = {
+        { 16, 1, 16, TR_FMT_F32 },       { 17, 33, 1, TR_FMT_BF16 },
+        { 15, 70, 31, TR_FMT_F32 },      { 31, 2047, 50, TR_FMT_F32 },
+        { 33, 2061, 97, TR_FMT_FP8_BLOCK }, { 300, 40, 49, TR_FMT_BF16 },
+        { 16, 4100, 20, TR_FMT_F16 },    { 18, 2080, 33, TR_FMT_MXFP4 },
+        { 257, 16, 48, TR_FMT_F32 },     { 1, 8288, 13, TR_FMT_MXFP4 },
+        { 1, 1100, 44, TR_FMT_BF16 },    { 2, 640, 100, TR_FMT_MXFP4 },
+    };
+    for (int k = 0; k < 12; k++) {
+        const tr_qformat *fm = tr_qformat_get(s[k].f);
+        int64_t N = s[k].N, I = s[k].I, O = s[k].O, R = s[k].f == TR_FMT_FP8_BLOCK ? 128 : 1;
+        int64_t C = s[k].f == TR_FMT_MXFP4 ? 32 : 128;
+        void *q = mem(O * I, 8), *scale = mem(O * (I + 32), 4);
+        tr_view W = hard(1, 0.3, 2, O, I, 0), wide = hard(2, 50, 2, N, I + 3, 0);
+        tr_weight w;
+        tr_matmul_args a;
+        CHECK_OK(ctx, tr_quantize(ctx, fm, q, scale, tr_view_f32(W), O, I, R, C));
+        CHECK_OK(ctx, tr_weight_of(ctx, &w, fm, "w", q, fm->scaled ? scale : NULL, O, I, R, C));
+        CHECK_OK(ctx, tr_weight_check(ctx, &w));
+        memset(&a, 0, sizeof a);
+        a.x = tr_view_slice(wide, 1, k % 3, I);
+        a.bias = k % 2 ? hard(3, 2, 1, O, 0, 0) : tr_view_none();
+        a.y = new2(N, O);
+        a.w = &w;
+        BITS(matmul, &a);
+        for (int64_t i = 0; i < N * (I + 3); i++) tr_view_f32(wide)[i] *= 0x1p-130f;
+        BITS(matmul, &a);
+        mem_free();
+    }
+}
+
 /* One token, a band of rows, and gaps: what a row gives does not depend on its company. */
 static void contract_alone(void)
 {
@@ -800,6 +836,7 @@ int main(int argc, char **argv)
     TEST(embed_refuses);
     TEST(tails);
     TEST(contract_bits);
+    TEST(contract_many);
     TEST(contract_alone);
     exact_ctx(-1);
     tr_ctx_free(ctx);

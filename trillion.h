@@ -4064,7 +4064,7 @@ static void tri_outer_ahead(const tr_weight *w, int64_t o, int64_t O, int64_t c,
 static void tri_outer_lanes(const tri_outer_job *p, int64_t o, int64_t G, int64_t c, float *w,
                             float *lane)
 {
-    static const float zero[TR_LANES * TRI_OUTER_ROWS];
+    static const float zero[TR_LANES * TRI_OUTER_ROWS] = { 0 };
     int64_t len = tri_least(p->w->cols - c, TRI_OUTER_COLS), D = tri_blocks(len, TR_LANES);
     int64_t last = c + len >= p->w->cols;
     const tri_tiles *tiles = p->a->tiles;

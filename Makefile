@@ -37,7 +37,7 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
-setup: ## install the compiler if it is missing (apt), or say what to install
+setup: ## install a compiler and stb_image if they are missing (apt), or say what to install
 	@CC='$(CC)' sh tools/setup.sh
 
 demo: build/trillion ## audit, golden, compare and greedy ids of a small Kimi K3
@@ -87,9 +87,11 @@ docs: build/trillion $(EXAMPLES) ## recompute every number and snippet of docs/
 clean: ## remove build/
 	rm -rf build
 
-build/trillion: tools/trillion.c tools/bench.h trillion.h | $(FIRST)
+build/trillion: tools/trillion.c tools/bench.h tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) -lm $(DL)
+
+build/tests/test_image: tools/image.h
 
 build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

@@ -12,7 +12,8 @@
  *     {out}     numbers, lists, JSON              {compare} compare
  *     {ids}     prompts from a file               {run}     run
  *     {open}    models and pieces of prompts      {tiny}    tiny
- *     {audit}   audit                             {bench}   bench
+ *     {audit}   audit                             {image}   image
+ *                                                 {bench}   bench
  *                                                 {small}   families, selftest
  *                                                 {main}    the table of commands
  */
@@ -26,7 +27,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#define STB_IMAGE_WRITE_IMPLEMENTATION
+#define STBI_WRITE_NO_STDIO
+#include <stb/stb_image_write.h>
+
 #include "bench.h"
+#include "image.h"
 
 /* ============================================================================
  * The program {app}
@@ -2802,6 +2808,224 @@ static const char tiny_note[] =
     "Exit codes: 0 written and opened; 2 not.\n";
 
 /* ============================================================================
+ * image {image}
+ * ========================================================================= */
+
+typedef struct image_job {
+    app       *a;
+    img_proc   proc;
+    img        m;
+    img_pixels x;
+    metadata   meta;
+} image_job;
+
+static char *hash_of(app *a, tr_view v)
+{
+    char *hex = (char *)need(a, 65, 1);
+    tr_view_sha256(v, hex);
+    return hex;
+}
+
+static const char *decimal(app *a, int64_t n) { return text(a, "%lld", (long long)n); }
+
+static tr_view image_resized(const image_job *j)
+{
+    return tr_view3(j->x.resized, TR_U8, j->x.grid.nh, j->x.grid.nw, 3);
+}
+
+static tr_view image_values(const image_job *j)     /* in the shape of the vendor's processor */
+{
+    const img_grid *g = &j->x.grid;
+    int64_t p = j->proc.patch;
+    return j->proc.family == IMG_KIMI ? tr_view4(j->x.values, TR_F32, g->patches, 3, p, p)
+                                      : tr_view2(j->x.values, TR_F32, g->patches, g->patch_len);
+}
+
+static void image_meta(image_job *j)
+{
+    app *a = j->a;
+    metadata *m = &j->meta;
+    const img_grid *g = &j->x.grid;
+    int64_t n;
+    const char **accept = opt_all(a, "--accept", &n);
+    meta_add(a, m, "version", TR_VERSION);
+    meta_add(a, m, "file_sha256", j->m.sha256);
+    meta_add(a, m, "format", j->m.format);
+    meta_add(a, m, "mode", j->m.stored);
+    meta_add(a, m, "width", decimal(a, g->w));
+    meta_add(a, m, "height", decimal(a, g->h));
+    meta_add(a, m, "new_width", decimal(a, g->nw));
+    meta_add(a, m, "new_height", decimal(a, g->nh));
+    meta_add(a, m, "pad_width", decimal(a, g->pw));
+    meta_add(a, m, "pad_height", decimal(a, g->ph));
+    meta_add(a, m, "num_tokens", decimal(a, g->tokens));
+    meta_add(a, m, "pillow", decimal(a, j->x.order));
+    meta_add(a, m, "decoder", strcmp(j->m.format, "JPEG") ? "exact" : "stb_image");
+    meta_add(a, m, "resample", img_kernel_get(j->proc.filter)->name);
+    meta_add(a, m, "processor", img_family_name(j->proc.family));
+    meta_add(a, m, "processor_sha256", j->proc.sha256);
+    for (int i = 0; i < j->proc.n_facts; i++)
+        meta_add(a, m, text(a, "processor.%s", j->proc.fact[i].key), j->proc.fact[i].value);
+    for (int64_t i = 0; i < n; i++) meta_add(a, m, text(a, "accept.%s", accept[i]), "by name");
+    meta_add(a, m, "resized_sha256", hash_of(a, image_resized(j)));
+    meta_add(a, m, "pixel_values_sha256", hash_of(a, image_values(j)));
+}
+
+static void image_write(image_job *j, const char *out)
+{
+    int64_t thw[3] = { 1, j->x.grid.gh, j->x.grid.gw };
+    tr_st_item item[3];
+    item[0].name = j->proc.family == IMG_KIMI ? "grid_thws" : "image_grid_thw";
+    item[0].view = tr_view2(thw, TR_I64, 1, 3);
+    item[1].name = "pixel_values";
+    item[1].view = image_values(j);
+    item[2].name = "resized";
+    item[2].view = image_resized(j);
+    must(j->a, tr_st_write(j->a->ctx, out, item, 3, j->meta.item, j->meta.n));
+}
+
+/* ---- What the model sees: the patches apart from one another, tokens more so, and the padding.
+ * Small pictures are enlarged, each pixel to a square. */
+
+enum { GAP_PATCH = 1, GAP_TOKEN = 2, PICTURE_SIDE = 900 };
+
+static const uint8_t gap_color[2][3] = { { 128, 128, 128 }, { 255, 140, 0 } };  /* patch, token */
+
+/* Where patch i begins: before every one a gap, of a token's or of a patch's width. */
+static int64_t tile_at(const img_proc *p, int64_t i, int64_t zoom)
+{
+    int64_t tokens = (i + p->merge) / p->merge;         /* gaps of that kind up to i */
+    return i * p->patch * zoom + tokens * GAP_TOKEN + (i + 1 - tokens) * GAP_PATCH;
+}
+
+static void draw_tile(const image_job *j, uint8_t *to, int64_t width, int64_t zoom, int64_t i,
+                      int64_t k)
+{
+    const img_grid *g = &j->x.grid;
+    int64_t P = j->proc.patch, top = tile_at(&j->proc, i, zoom), left = tile_at(&j->proc, k, zoom);
+    for (int64_t y = 0; y < P * zoom; y++)
+        for (int64_t x = 0; x < P * zoom; x++) {
+            int64_t v = i * P + y / zoom, u = k * P + x / zoom;
+            uint8_t *q = to + ((top + y) * width + left + x) * 3;
+            if (v < g->nh && u < g->nw) memcpy(q, j->x.resized + (v * g->nw + u) * 3, 3);
+            else memset(q, 0, 3);
+        }
+}
+
+/* Gaps between patches of one token; what is left of the ground are gaps between tokens. */
+static void draw_token(const image_job *j, uint8_t *to, int64_t width, int64_t zoom, int64_t i,
+                       int64_t k)
+{
+    const img_proc *p = &j->proc;
+    int64_t side = p->patch * zoom;
+    int64_t bottom = tile_at(p, i + p->merge - 1, zoom) + side;
+    int64_t right = tile_at(p, k + p->merge - 1, zoom) + side;
+    for (int64_t y = tile_at(p, i, zoom); y < bottom; y++)
+        for (int64_t x = tile_at(p, k, zoom); x < right; x++)
+            memcpy(to + (y * width + x) * 3, gap_color[0], 3);
+}
+
+static void image_draw(image_job *j, const char *path)
+{
+    app *a = j->a;
+    const img_grid *g = &j->x.grid;
+    int64_t m = j->proc.merge, most = (g->gw > g->gh ? g->gw : g->gh) * j->proc.patch;
+    int64_t zoom = PICTURE_SIDE / most > 1 ? PICTURE_SIDE / most : 1;
+    int64_t w = tile_at(&j->proc, g->gw, zoom), h = tile_at(&j->proc, g->gh, zoom);
+    uint8_t *px;
+    unsigned char *png;
+    FILE *f;
+    int n;
+    if (w > 1 << 30 || h > (1 << 30) / 3 / w) die(a, "%s: %lld x %lld pixels are too many", path,
+                                                  (long long)w, (long long)h);
+    px = (uint8_t *)need(a, w * h, 3);
+    for (int64_t i = 0; i < w * h; i++) memcpy(px + 3 * i, gap_color[1], 3);
+    for (int64_t i = 0; i < g->gh; i += m)
+        for (int64_t k = 0; k < g->gw; k += m) draw_token(j, px, w, zoom, i, k);
+    for (int64_t i = 0; i < g->gh; i++)
+        for (int64_t k = 0; k < g->gw; k++) draw_tile(j, px, w, zoom, i, k);
+    png = stbi_write_png_to_mem(px, (int)(3 * w), (int)w, (int)h, 3, &n);
+    if (!png) die(a, "%s: out of memory", path);
+    f = part_open(a, path);
+    fwrite(png, 1, (size_t)n, f);
+    part_close(a, path, f);
+    free(png);
+    tr_free(a->ctx, px);
+}
+
+static void image_print(const image_job *j, const char *path)
+{
+    const img_grid *g = &j->x.grid;
+    const img_proc *p = &j->proc;
+    printf("%s: %s, mode %s, %lld x %lld\n\n", path, j->m.format, j->m.stored, (long long)g->w,
+           (long long)g->h);
+    if (g->nw == g->w && g->nh == g->h) printf("  resized   not\n");
+    else printf("  resized   %lld x %lld, %s of Pillow %d\n", (long long)g->nw, (long long)g->nh,
+                img_kernel_get(p->filter)->name, (int)j->x.order);
+    printf("  padded    %lld x %lld\n", (long long)(g->nw + g->pw), (long long)(g->nh + g->ph));
+    printf("  grid      1 x %lld x %lld\n", (long long)g->gh, (long long)g->gw);
+    printf("  patches   %s of %lld x %lld pixels\n", commas(g->patches).s, (long long)p->patch,
+           (long long)p->patch);
+    printf("  tokens    %s of %lld x %lld patches\n", commas(g->tokens).s, (long long)p->merge,
+           (long long)p->merge);
+    printf("\n  pixel_values  SHA-256 %s\n", j->meta.item[j->meta.n - 1].value);
+}
+
+static void image_json(image_job *j, const char *path)
+{
+    app *a = j->a;
+    const int64_t thw[3] = { 1, j->x.grid.gh, j->x.grid.gw };
+    js_open(a, NULL, '{');
+    js_str(a, "file", path);
+    js_shape(a, "grid_thws", 3, thw);
+    js_int(a, "patches", j->x.grid.patches);
+    js_int(a, "tokens", j->x.grid.tokens);
+    for (int64_t i = 0; i < j->meta.n; i++)
+        js_str(a, j->meta.item[i].key, j->meta.item[i].value);
+    js_close(a, '}');
+}
+
+static int cmd_image(app *a)
+{
+    image_job j;
+    const char *path = a->arg[0], *out = opt(a, "-o"), *png = opt(a, "--png");
+    int64_t n, order = opt_int(a, "--pillow", IMG_PILLOW_12, IMG_PILLOW_12, IMG_PILLOW_13);
+    const char **accept = opt_all(a, "--accept", &n);
+    memset(&j, 0, sizeof j);
+    j.a = a;
+    if (out) must_be_writable(a, out);
+    if (png) must_be_writable(a, png);
+    must(a, img_proc_load(a->ctx, &j.proc, opt(a, "--model"), accept, n));
+    must(a, img_load(a->ctx, &j.m, path, IMG_MAX_PIXELS));
+    must(a, img_size(a->ctx, &j.proc, path, j.m.w, j.m.h, &j.x.grid));
+    must(a, img_process(a->ctx, &j.proc, &j.m, (img_pillow)order, &j.x));
+    image_meta(&j);
+    if (out) image_write(&j, out);
+    if (png) image_draw(&j, png);
+    if (a->json) image_json(&j, path);
+    else image_print(&j, path);
+    return EXIT_FINE;
+}
+
+static const option image_options[] = {
+    { "--model",  "DIR",   OPT_NEEDED, "a checkpoint with preprocessor_config.json, or that file" },
+    { "--pillow", "12|13", OPT_ONE,    "whose order of the two passes (default: 12)" },
+    { "-o",       "OUT",   OPT_ONE,    "safetensors to write: resized, pixel_values, grid_thws" },
+    { "--png",    "FILE",  OPT_ONE,    "draw what the model sees: patches and tokens apart" },
+    OPT_ACCEPT,
+    OPT_END
+};
+
+static const char image_note[] =
+    "FILE is a PNG or JPEG. Pixels of a PNG, and all that follows, are Pillow's and the vendor's to\n"
+    "the last bit; JPEG decoders differ by a level or two. EXIF orientation is not applied, as by\n"
+    "Kimi's processor. Pillow 13 does the rows first for tall pictures that shrink; 12 never does.\n"
+    "\nOUT has pixel_values F32, the grid I64 [1,3] under the vendor's name, resized U8 [nh,nw,3]\n"
+    "before padding. Metadata: the sizes, pillow, decoder, the processor's keys as processor.KEY,\n"
+    "and SHA-256 of the file, the processor's file, resized and pixel_values.\n\n"
+    "Exit codes: 0 fine; 2 not a picture, or not one for this processor.\n";
+
+/* ============================================================================
  * bench {bench}
  *
  * Speed as a ratio to a named peer, or to a limit measured in the same run, the two in turn. A
@@ -3549,6 +3773,9 @@ static const command commands[] = {
     { "tiny", "DIR --family NAME [options]",
       "Write a small random checkpoint in the released layout.",
       tiny_note, 1, 0, tiny_options, cmd_tiny },
+    { "image", "FILE --model DIR [options]",
+      "From a picture to the patches and tokens that the model sees.",
+      image_note, 1, 1, image_options, cmd_image },
     { "bench", "[options]", "Speed, as ratios to OpenBLAS and to what memory can be read with.",
       bench_note, 0, 1, bench_options, cmd_bench },
     { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",

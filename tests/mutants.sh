@@ -1,12 +1,12 @@
 #!/bin/sh
 # Does some test fail for each of the listed mistakes? Each mutant of tests/mutants.txt is one
-# replacement of text in a copy of trillion.h; the named test program must then fail (or not
-# compile). Prints a line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
+# replacement of text in a copy of trillion.h, or of the file named behind the program; the named
+# test program must then fail (or not compile). Prints a line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
 #
 # A mutant is these lines and a blank one:
 #     # what the mistake is
-#     program
-#     @ text that occurs exactly once in trillion.h
+#     program [file]
+#     @ text that occurs exactly once in the file
 #     - text whose first occurrence after that is meant; without an @, its only one in the file
 #     + text in its place
 set -u
@@ -16,10 +16,13 @@ dir=build/mutants
 
 one() {                                     # N: applies, compiles and runs mutant N
     n=$1 at=$dir/$n
-    rm -rf "$at"; mkdir -p "$at/tests"
+    rm -rf "$at"; mkdir -p "$at/tests" "$at/tools"
     awk -v n="$n" 'BEGIN { RS = ""; FS = "\n" } NR == n { for (i = 1; i <= NF; i++) print $i }' \
         tests/mutants.txt > "$at/mutant"
-    what=$(sed -n '1s/^# //p' "$at/mutant") prog=$(sed -n 2p "$at/mutant")
+    what=$(sed -n '1s/^# //p' "$at/mutant")
+    prog=$(sed -n 2p "$at/mutant") file=trillion.h
+    case $prog in *' '*) file=${prog#* } prog=${prog%% *} ;; esac
+    cp trillion.h "$at/"; cp tools/*.h "$at/tools/"
     awk -v spec="$at/mutant" '
         BEGIN {
             while ((getline line < spec) > 0) {
@@ -35,7 +38,7 @@ one() {                                     # N: applies, compiles and runs muta
             $0 = substr($0, 1, i - 1) to substr($0, i + length(from))
         }
         { print }
-        END { exit hits == 1 && (at == "" || places == 1) ? 0 : 3 }' trillion.h > "$at/trillion.h" ||
+        END { exit hits == 1 && (at == "" || places == 1) ? 0 : 3 }' "$file" > "$at/$file" ||
         { echo "STALE    $what: its text is not there, or more than once" > "$at/verdict"; return; }
     cp tests/*.h "tests/$prog.c" "$at/tests/"
     if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" -lm 2> "$at/log"; then

@@ -528,12 +528,14 @@ static inline tr_status img_png_decode(tr_ctx *ctx, img *m, const char *name, co
  * stb_image decodes. Before that the markers are walked: its size is believed only after ours is
  * checked, and a file without its end is refused, where the decoder would make up the rest.
  * Decoders differ by a level or two (rounding of the inverse cosine transform and of the colour
- * conversion): see docs/howto/images.md. EXIF orientation is not applied.
+ * conversion): see docs/howto/images.md. Of 4:2:2, stb_image swaps the two weights of the last
+ * chroma sample of a row; that is worth a warning. EXIF orientation is not applied.
  * ========================================================================= */
 
 typedef struct img_jpeg {
     int64_t w, h;
     int     components;         /* 0: no frame header yet */
+    int     halved;             /* 4:2:2: chroma has half the columns and all rows */
     int     adobe;              /* its colour transform; -1: no such marker */
     int     scans;
     size_t  end;
@@ -557,6 +559,7 @@ static inline tr_status img_jpeg_frame(tr_ctx *ctx, img_jpeg *j, const char *nam
     if (j->components != 1 && j->components != 3 && j->components != 4)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d components is not supported", name,
                        j->components);
+    j->halved = j->components > 1 && n > 7 && d[7] == 0x21;
     return img_check_size(ctx, name, j->w, j->h, max_pixels);
 }
 
@@ -604,7 +607,7 @@ static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name
 static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, const uint8_t *file,
                                         size_t n, int64_t max_pixels)
 {
-    img_jpeg j = { 0, 0, 0, -1, 0, 0 };
+    img_jpeg j = { 0, 0, 0, 0, -1, 0, 0 };
     int w, h, components, want;
     uint8_t *px;
     tr_status s;
@@ -623,6 +626,9 @@ static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, c
         m->format = "JPEG";
         m->stored = j.components == 4 ? "CMYK" : img_mode_name(m->mode);
         img_warn_tail(ctx, name, n - j.end);
+        if (j.halved)
+            tr_warn(ctx, "%s: a JPEG of 4:2:2: the colours of the last two columns may be far from "
+                    "libjpeg's", name);
     }
     stbi_image_free(px);
     return s;
@@ -694,7 +700,7 @@ static inline tr_status img_load(tr_ctx *ctx, img *out, const char *path, int64_
  *
  *     k_x  = round(2^22 w_x / sum w)
  *     out  = clip((2^21 + sum k_x in_x) >> 22)                                8 bits
- *     out  = round(sum w_x in_x)                     binary64, in rising x: I;16
+ *     out  = clip(round(sum w_x in_x))               binary64, in rising x: I;16
  *
  * Columns first, then rows, with 8 bits between the two, so the order of the passes shows:
  *
@@ -943,20 +949,21 @@ static inline tr_status img_across8(tr_ctx *ctx, const img *a, const img_taps *t
     return TR_OK;
 }
 
-/* One output of I;16: inputs `step` apart. Pillow stores the two bytes one by one, and each is
- * clipped alone: beyond 65535 the upper one sticks at 255 and the lower one runs on. */
-static inline uint16_t img_sum16(const uint16_t *in, size_t step, const double *w, int64_t taps)
+/* One output of I;16: inputs `step` apart. Pillow 12 clips the two bytes one by one: beyond 65535
+ * the upper one sticks at 255 while the lower one runs on. Pillow 13 clips the number. */
+static inline uint16_t img_sum16(const uint16_t *in, size_t step, const double *w, int64_t taps,
+                                 img_pillow order)
 {
     double s = 0;
-    int v, lo, hi;
+    int v;
     for (int64_t t = 0; t < taps; t++) s += in[(size_t)t * step] * w[t];
     v = (int)(s >= 0 ? s + 0.5 : s - 0.5);
-    lo = v % 256 > 0 ? v % 256 : 0;
-    hi = v >> 8;
-    return (uint16_t)((hi < 0 ? 0 : hi > 255 ? 255 : hi) << 8 | lo);
+    if (v < 0) return 0;
+    if (v <= 65535) return (uint16_t)v;
+    return (uint16_t)(order == IMG_PILLOW_13 ? 65535 : 0xff00 | v % 256);
 }
 
-static inline void img_pass16(const img *a, const img_taps *t, img *b, int down)
+static inline void img_pass16(const img *a, const img_taps *t, img *b, int down, img_pillow order)
 {
     const uint16_t *in = (const uint16_t *)(const void *)a->px;
     uint16_t *out = (uint16_t *)(void *)b->px;
@@ -966,13 +973,14 @@ static inline void img_pass16(const img *a, const img_taps *t, img *b, int down)
             size_t at = down ? (size_t)t->first[y] * (size_t)a->w + (size_t)x
                              : (size_t)y * (size_t)a->w + (size_t)t->first[x];
             out[(size_t)y * (size_t)b->w + (size_t)x] =
-                img_sum16(in + at, down ? (size_t)a->w : 1, t->w + i * t->most, t->count[i]);
+                img_sum16(in + at, down ? (size_t)a->w : 1, t->w + i * t->most, t->count[i],
+                          order);
         }
 }
 
 /* One pass: b gets a's pixels with another height (down) or width, n. */
 static inline tr_status img_pass_to(tr_ctx *ctx, img *b, const img *a, int64_t n, int down,
-                                    const img_kernel *kernel)
+                                    const img_kernel *kernel, img_pillow order)
 {
     img_taps t;
     tr_status s;
@@ -980,7 +988,7 @@ static inline tr_status img_pass_to(tr_ctx *ctx, img *b, const img *a, int64_t n
     b->px = NULL;
     s = img_taps_make(ctx, &t, down ? a->h : a->w, n, kernel);
     if (s == TR_OK) s = img_alloc(ctx, b, a->mode, down ? a->w : n, down ? n : a->h);
-    if (s == TR_OK && a->mode == IMG_I16) img_pass16(a, &t, b, down);
+    if (s == TR_OK && a->mode == IMG_I16) img_pass16(a, &t, b, down, order);
     else if (s == TR_OK && down) img_down8(img_sum(ctx), a, &t, b);
     else if (s == TR_OK) s = img_across8(ctx, a, &t, b);
     img_taps_free(ctx, &t);
@@ -1053,10 +1061,11 @@ static inline tr_status img_passes(tr_ctx *ctx, img *out, const img *a, int64_t 
     int down_first = order == IMG_PILLOW_13 && h < a->h && a->h - h > 2 * (a->w - w);
     img mid = *a;
     tr_status s;
-    if (w == a->w) return img_pass_to(ctx, out, a, h, 1, kernel);
-    if (h == a->h) return img_pass_to(ctx, out, a, w, 0, kernel);
-    s = img_pass_to(ctx, &mid, a, down_first ? h : w, down_first, kernel);
-    if (s == TR_OK) s = img_pass_to(ctx, out, &mid, down_first ? w : h, !down_first, kernel);
+    if (w == a->w) return img_pass_to(ctx, out, a, h, 1, kernel, order);
+    if (h == a->h) return img_pass_to(ctx, out, a, w, 0, kernel, order);
+    s = img_pass_to(ctx, &mid, a, down_first ? h : w, down_first, kernel, order);
+    if (s == TR_OK)
+        s = img_pass_to(ctx, out, &mid, down_first ? w : h, !down_first, kernel, order);
     tr_free(ctx, mid.px);
     return s;
 }

@@ -679,6 +679,8 @@ static void others_refused(void)
           "65535" },
         { "\xff\xd8\xff\xc0\x00\x0b\x08\x00\x01\x00\x01\x02\x00\x00\x00", 15, TR_ERR_UNSUPPORTED,
           "2 components" },
+        { "\xff\xd8\xff\xc4\x00\x13\x00\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 23,
+          TR_ERR_FORMAT, "Huffman 510" },
         { "\xff\xd8\xff\xda\x00\x02\xff\xd9", 8, TR_ERR_FORMAT, "scan frame" },
         { "\xff\xd8\xff\xe0\x00\x02zz", 8, TR_ERR_FORMAT, "no marker" },
     };

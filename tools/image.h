@@ -563,6 +563,21 @@ static inline tr_status img_jpeg_frame(tr_ctx *ctx, img_jpeg *j, const char *nam
     return img_check_size(ctx, name, j->w, j->h, max_pixels);
 }
 
+/* Huffman tables d [n], each 16 counts and as many codes: the decoder has room for 256 of them, and
+ * counts before it looks. */
+static inline tr_status img_jpeg_huffman(tr_ctx *ctx, const char *name, const uint8_t *d, size_t n)
+{
+    for (size_t at = 0; at < n; ) {
+        size_t codes = 0;
+        for (size_t i = 1; i <= 16 && at + i < n; i++) codes += d[at + i];
+        if (n - at < 17 || codes > 256 || codes > n - at - 17)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: a Huffman table of %llu codes does not fit",
+                           name, (unsigned long long)codes);
+        at += 17 + codes;
+    }
+    return TR_OK;
+}
+
 static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name,
                                       const uint8_t *f, size_t n, int64_t max_pixels)
 {
@@ -588,6 +603,7 @@ static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name
                            "FF%02X at byte %llu", name, m, (unsigned long long)at - 2);
         if (m >= 0xc0 && m <= 0xcf && m != 0xc4 && m != 0xc8 && m != 0xcc)
             IMG_TRY(img_jpeg_frame(ctx, j, name, m, f + at + 2, len - 2, max_pixels));
+        if (m == 0xc4) IMG_TRY(img_jpeg_huffman(ctx, name, f + at + 2, len - 2));
         if (m == 0xee && len >= 14 && !memcmp(f + at + 2, "Adobe", 5)) j->adobe = f[at + 13];
         if (m == 0xda) {
             if (!j->components)

@@ -5,6 +5,7 @@ CC      ?= cc
 CFLAGS  ?= -O2 -g
 CASES   ?=
 SECONDS ?= 60
+PYTHON  ?= python3
 
 # Plain c11 hides pread; contraction would fuse multiply and add behind the contract's back.
 NUMERIC := -std=c11 -D_POSIX_C_SOURCE=200809L -ffp-contract=off
@@ -32,7 +33,7 @@ MAKEFLAGS += -j2
 endif
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check check-long check-bits check-isa check-hostile check-mutants \
-        check-real bits-golden bench fuzz examples docs clean
+        check-real bits-golden bench bench-image fuzz examples docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -73,8 +74,13 @@ check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 check-real: build/trillion ## real weights against transformers (downloads packages)
 	@bash tests/real/check_real.sh
 
-bench: build/trillion ## speed against OpenBLAS and memory, into README.md (MODEL=DIR: decode it)
+bench: build/trillion bench-image ## speed against OpenBLAS and memory, into README.md (MODEL=DIR: decode it)
 	@MODEL='$(MODEL)' BLAS='$(BLAS)' FLAGS='$(CFLAGS)' sh tools/bench.sh
+
+bench-image: build/bench_image ## a 12-megapixel photograph against Pillow (PYTHON=one that has it)
+	@if $(PYTHON) -c 'import numpy, PIL' 2> /dev/null; then \
+	    OMP_NUM_THREADS=1 $(PYTHON) tools/bench_image.py $<; \
+	else echo "bench-image: $(PYTHON) has no numpy or no Pillow, not measured"; fi
 
 fuzz: $(FIRST) ## feed the readers broken files, SECONDS=60 each, with sanitizers
 	@CC='$(CC)' sh tests/fuzz.sh $(SECONDS)
@@ -90,6 +96,10 @@ clean: ## remove build/
 build/trillion: tools/trillion.c tools/bench.h tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) -lm $(DL)
+
+build/bench_image: tools/bench_image.c tools/image.h trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  CC $@"
+	$(BUILD) -o $@ $< $(LDFLAGS) -lm
 
 build/tests/test_image: tools/image.h
 

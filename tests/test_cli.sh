@@ -61,7 +61,7 @@ poke() {
 # ---- help and arguments
 
 gives 'alone: the overview' 0 'audit golden compare selftest' $T
-for c in families audit plan golden compare run tiny bench selftest; do
+for c in families audit plan golden compare run tiny image bench selftest; do
     gives "$c --help" 0 "trillion $c --threads Exit" $T $c --help
 done 2> /dev/null
 gives 'an unknown command' 2 "'gulden'" $T gulden
@@ -374,5 +374,59 @@ for set in short_conv_kernel_size=1 attn_res_block_size=1 attn_res_block_size=10
     gives "$set in any pieces" 0 "no difference" \
         $T compare $W/odd1.safetensors $W/odd2.safetensors --strict
 done
+
+# ---- image
+
+I=tests/golden/images
+mkdir -p $W/k3 $W/fixed
+cat > $W/k3/preprocessor_config.json << 'END'
+{"media_proc_cfg": {"in_patch_limit": 6, "patch_size": 14, "image_mean": [0.5, 0.5, 0.5],
+ "image_std": [0.5, 0.5, 0.5], "merge_kernel_size": 2, "fixed_output_tokens": null,
+ "patch_limit_on_one_side": 512, "transparent_bg_config": {"pattern": "chessboard",
+ "chessboard_square_size": 8, "chessboard_square_on_top_left": true,
+ "chessboard_white_value": 255, "chessboard_gray_value": 180},
+ "transparent_bg_fill_stage": "after_resize"}}
+END
+gives 'image' 0 '45 x 33 1 x 4 x 4 16 tokens aa3215f1c8230c62' $T image $I/files/rgba8.png --model $W/k3 \
+    -o $W/a.safetensors --png $W/a.png
+gives 'image again, the config by its own name' 0 '' $T image $I/files/rgba8.png \
+    --model $W/k3/preprocessor_config.json -o $W/b.safetensors
+same 'the same picture, the same bytes' $W/a.safetensors $W/b.safetensors
+gives 'its file has the grid, the values, the picture' 0 'grid_thws pixel_values resized' \
+    $T compare $W/a.safetensors $W/b.safetensors
+gives 'the vendor has the same resized picture' 0 '' $T compare \
+    $I/expected/rgba8.png.limit6.safetensors $W/a.safetensors
+gives 'a drawing is a picture' 0 'PNG, RGB' $T image $W/a.png --model $W/k3
+json 'image --json' $T image $I/files/rgba8.png --model $W/k3 --json --pillow 13
+gives 'another order of the passes' 0 '' $T image $I/files/s_113x251_rgba.png --model $W/k3 --pillow 13
+sed -n '/pixel_values/p' $W/out > $W/order13
+gives 'and the first' 0 '' $T image $I/files/s_113x251_rgba.png --model $W/k3
+sed -n '/pixel_values/p' $W/out > $W/order12
+cmp -s $W/order12 $W/order13 && bad 'give other bits' || ok 'give other bits'
+gives 'image without a model' 2 '--model DIR' $T image $I/files/rgba8.png
+gives 'no such Pillow' 2 "--pillow '11'" $T image $I/files/rgba8.png --model $W/k3 --pillow 11
+gives 'no such picture' 2 'nowhere.png' $T image nowhere.png --model $W/k3
+gives 'a folder is no picture' 2 "$W/k3" $T image $W/k3 --model $W/k3
+gives 'a model without a processor' 2 'llama/preprocessor_config.json' \
+    $T image $I/files/rgba8.png --model $W/llama
+for f in $I/files/bad_*; do
+    grep -A9 "\"file\": \"${f##*/}\"" $I/manifest.json | grep -q '"expect": "error"' || continue
+    rm -f $W/c.safetensors
+    gives "${f##*/}" 2 "${f##*/}" $T image "$f" --model $W/k3 -o $W/c.safetensors
+    [ -e $W/c.safetensors ] && bad "${f##*/} leaves a file"
+done
+sed 's/"in_patch_limit": 6, //' $W/k3/preprocessor_config.json > $W/fixed/preprocessor_config.json
+gives 'a key is missing' 2 'media_proc_cfg.in_patch_limit missing' $T image $I/files/rgba8.png \
+    --model $W/fixed
+sed 's/"in_patch_limit": 6, /&"shrink": 1, /' $W/k3/preprocessor_config.json \
+    > $W/fixed/preprocessor_config.json
+gives 'a key is unknown' 2 'media_proc_cfg.shrink unknown' $T image $I/files/rgba8.png \
+    --model $W/fixed
+gives 'and accepted by name' 0 '16' $T image $I/files/rgba8.png --model $W/fixed \
+    --accept media_proc_cfg.shrink -o $W/c.safetensors
+grep -q 'accept.media_proc_cfg.shrink' $W/c.safetensors && ok 'which its file says' ||
+    bad 'which its file says'
+gives 'memory that only a header claims' 2 'bad_huge_dims.png' sh -c \
+    "ulimit -v 400000; exec $T image $I/files/bad_huge_dims.png --model $W/k3 --threads 1"
 
 end

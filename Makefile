@@ -74,7 +74,7 @@ check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 check-real: build/trillion ## real weights against transformers (downloads packages)
 	@bash tests/real/check_real.sh
 
-bench: build/trillion bench-image ## speed against OpenBLAS and memory, into README.md (MODEL=DIR: decode it)
+bench: build/trillion bench-image ## speed against OpenBLAS and memory, into README.md (MODEL=DIR)
 	@MODEL='$(MODEL)' BLAS='$(BLAS)' FLAGS='$(CFLAGS)' sh tools/bench.sh
 
 bench-image: build/bench_image ## a 12-megapixel photograph against Pillow (PYTHON=one that has it)

@@ -224,7 +224,8 @@ static void kimi_proc(img_proc *p, const char *limit)
     char text[2048];
     int n = snprintf(text, sizeof text,
         "{\"media_proc_cfg\": {\"in_patch_limit\": %s, \"patch_size\": 14, "
-        "\"image_mean\": [0.5, 0.5, 0.5], \"image_std\": [0.5, 0.5, 0.5], \"merge_kernel_size\": 2, \"fixed_output_tokens\": "
+        "\"image_mean\": [0.5, 0.5, 0.5], \"image_std\": [0.5, 0.5, 0.5], "
+        "\"merge_kernel_size\": 2, \"fixed_output_tokens\": "
         "null, \"patch_limit_on_one_side\": 512, \"transparent_bg_config\": {\"pattern\": "
         "\"chessboard\", \"chessboard_square_size\": 8, \"chessboard_square_on_top_left\": true, "
         "\"chessboard_white_value\": 255, \"chessboard_gray_value\": 180}, "
@@ -389,7 +390,8 @@ static void qwen_case(const char *path)
     if (tr_st_open(ctx, &f, path, 0) != TR_OK) stop(path);
     int n = snprintf(text, sizeof text, "{\"image_processor_type\": \"%s\", \"size\": %s, "
                      "\"rescale_factor\": %s, \"resample\": %s, \"patch_size\": %s, "
-                     "\"merge_size\": %s, \"temporal_patch_size\": %s, \"image_mean\": %s, \"image_std\": %s}",
+                     "\"merge_size\": %s, \"temporal_patch_size\": %s, \"image_mean\": %s, "
+                     "\"image_std\": %s}",
                      tr_st_meta(&f, "processor"), tr_st_meta(&f, "size"),
                      tr_st_meta(&f, "rescale_factor"), tr_st_meta(&f, "resample"),
                      tr_st_meta(&f, "patch_size"), tr_st_meta(&f, "merge_size"),
@@ -675,12 +677,17 @@ static void others_refused(void)
           "12 bits" },
         { "\xff\xd8\xff\xc0\x00\x0b\x08\x00\x00\x00\x01\x01\x00\x00\x00", 15, TR_ERR_FORMAT,
           "1 x 0" },
-        { "\xff\xd8\xff\xc0\x00\x0b\x08\xff\xff\xff\xff\x03\x00\x00\x00", 15, TR_ERR_RANGE,
+        { "\xff\xd8\xff\xc0\x00\x0b\x08\xff\xff\xff\xff\x01\x00\x00\x00", 15, TR_ERR_RANGE,
           "65535" },
         { "\xff\xd8\xff\xc0\x00\x0b\x08\x00\x01\x00\x01\x02\x00\x00\x00", 15, TR_ERR_UNSUPPORTED,
           "2 components" },
         { "\xff\xd8\xff\xc4\x00\x13\x00\xff\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 23,
           TR_ERR_FORMAT, "Huffman 510" },
+        { "\xff\xd8\xff\xdb\x00\x04\x05\x00", 8, TR_ERR_FORMAT, "quantisation" },
+        { "\xff\xd8\xff\xc0\x00\x0a\x08\x00\x01\x00\x01\x01\x00\x00", 14, TR_ERR_FORMAT,
+          "frame 8 bytes 1" },
+        { "\xff\xd8\xff\xc0\x00\x0b\x08\x00\x01\x00\x01\x01\x00\x11\x00\xff\xda\x00\x08\x01"
+          "\x00\x00\x00\x3f\x00\xff\xd9", 27, TR_ERR_FORMAT, "scan 1 table" },
         { "\xff\xd8\xff\xda\x00\x02\xff\xd9", 8, TR_ERR_FORMAT, "scan frame" },
         { "\xff\xd8\xff\xe0\x00\x02zz", 8, TR_ERR_FORMAT, "no marker" },
     };

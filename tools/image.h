@@ -39,6 +39,10 @@
 #define STBI_ONLY_JPEG
 #define STBI_SUPPORT_ZLIB
 #define STBI_NO_STDIO
+/* Zeroed: a damaged JPEG may leave pixels undecoded, and they shall have one value. */
+#define STBI_MALLOC(n)     calloc(1, n)
+#define STBI_REALLOC(p, n) realloc(p, n)
+#define STBI_FREE(p)       free(p)
 #include <stb/stb_image.h>
 
 #define IMG_TRY(e) do { tr_status img_s = (e); if (img_s != TR_OK) return img_s; } while (0)
@@ -538,6 +542,10 @@ typedef struct img_jpeg {
     int     halved;             /* 4:2:2: chroma has half the columns and all rows */
     int     adobe;              /* its colour transform; -1: no such marker */
     int     scans;
+    int     progressive;
+    uint8_t id[4], quant[4];    /* of each component: its name, its quantisation table */
+    int     decoded[4];         /* a scan has begun it */
+    int     has_quant[4], has_huff[2][4];   /* tables so far; of Huffman's DC, AC */
     size_t  end;
 } img_jpeg;
 
@@ -559,22 +567,76 @@ static inline tr_status img_jpeg_frame(tr_ctx *ctx, img_jpeg *j, const char *nam
     if (j->components != 1 && j->components != 3 && j->components != 4)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d components is not supported", name,
                        j->components);
-    j->halved = j->components > 1 && n > 7 && d[7] == 0x21;
+    if (n != 6 + 3 * (size_t)j->components)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a frame header of %llu bytes for %d components",
+                       name, (unsigned long long)n, j->components);
+    for (int c = 0; c < j->components; c++) {
+        j->id[c] = d[6 + 3 * c];
+        j->quant[c] = d[8 + 3 * c];
+    }
+    j->progressive = marker == 0xc2;
+    j->halved = j->components > 1 && d[7] == 0x21;
     return img_check_size(ctx, name, j->w, j->h, max_pixels);
+}
+
+/* Quantisation tables d [n], each 64 numbers of one or two bytes. */
+static inline tr_status img_jpeg_quant(tr_ctx *ctx, img_jpeg *j, const char *name,
+                                       const uint8_t *d, size_t n)
+{
+    for (size_t at = 0; at < n; ) {
+        size_t len = d[at] >> 4 ? 129 : 65;
+        if (d[at] >> 4 > 1 || (d[at] & 15) > 3 || n - at < len)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: a quantisation table does not fit", name);
+        j->has_quant[d[at] & 3] = 1;
+        at += len;
+    }
+    return TR_OK;
 }
 
 /* Huffman tables d [n], each 16 counts and as many codes: the decoder has room for 256 of them, and
  * counts before it looks. */
-static inline tr_status img_jpeg_huffman(tr_ctx *ctx, const char *name, const uint8_t *d, size_t n)
+static inline tr_status img_jpeg_huffman(tr_ctx *ctx, img_jpeg *j, const char *name,
+                                         const uint8_t *d, size_t n)
 {
     for (size_t at = 0; at < n; ) {
         size_t codes = 0;
         for (size_t i = 1; i <= 16 && at + i < n; i++) codes += d[at + i];
-        if (n - at < 17 || codes > 256 || codes > n - at - 17)
+        if (d[at] >> 4 > 1 || (d[at] & 15) > 3 || n - at < 17 || codes > 256 || codes > n - at - 17)
             return tr_fail(ctx, TR_ERR_FORMAT, "%s: a Huffman table of %llu codes does not fit",
                            name, (unsigned long long)codes);
+        j->has_huff[d[at] >> 4][d[at] & 3] = 1;
         at += 17 + codes;
     }
+    return TR_OK;
+}
+
+/* The header of a scan, d [n]: components with their tables, first and last coefficient, bits. What
+ * it names must be there: the decoder does not ask. */
+static inline tr_status img_jpeg_scan(tr_ctx *ctx, img_jpeg *j, const char *name, const uint8_t *d,
+                                      size_t n)
+{
+    int first, refines, bad = 0;
+    if (!j->components)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a scan before the frame header", name);
+    if (n < 1 || n != 4 + 2 * (size_t)d[0])
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: the header of scan %d has %llu bytes", name,
+                       j->scans + 1, (unsigned long long)n);
+    first = d[n - 3];
+    refines = d[n - 1] >> 4;
+    for (int i = 0; i < d[0] && !bad; i++) {
+        int c = 0, dc = d[2 + 2 * i] >> 4, ac = d[2 + 2 * i] & 15;
+        while (c < j->components && j->id[c] != d[1 + 2 * i]) c++;
+        bad = c == j->components || dc > 3 || ac > 3 || j->quant[c] > 3 ||
+              !j->has_quant[j->quant[c]];
+        if (!bad && first == 0 && !refines) bad = !j->has_huff[0][dc];
+        if (!bad && (first > 0 || !j->progressive)) bad = !j->has_huff[1][ac];
+        if (!bad && first == 0 && !refines) j->decoded[c] = 1;
+        if (!bad) bad = !j->decoded[c];             /* the mean of a block comes first */
+    }
+    if (bad)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: scan %d needs a component, a table or an earlier "
+                       "scan that is not there", name, j->scans + 1);
+    j->scans++;
     return TR_OK;
 }
 
@@ -603,17 +665,17 @@ static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name
                            "FF%02X at byte %llu", name, m, (unsigned long long)at - 2);
         if (m >= 0xc0 && m <= 0xcf && m != 0xc4 && m != 0xc8 && m != 0xcc)
             IMG_TRY(img_jpeg_frame(ctx, j, name, m, f + at + 2, len - 2, max_pixels));
-        if (m == 0xc4) IMG_TRY(img_jpeg_huffman(ctx, name, f + at + 2, len - 2));
+        if (m == 0xc4) IMG_TRY(img_jpeg_huffman(ctx, j, name, f + at + 2, len - 2));
+        if (m == 0xdb) IMG_TRY(img_jpeg_quant(ctx, j, name, f + at + 2, len - 2));
+        if (m == 0xda) IMG_TRY(img_jpeg_scan(ctx, j, name, f + at + 2, len - 2));
         if (m == 0xee && len >= 14 && !memcmp(f + at + 2, "Adobe", 5)) j->adobe = f[at + 13];
-        if (m == 0xda) {
-            if (!j->components)
-                return tr_fail(ctx, TR_ERR_FORMAT, "%s: a scan before the frame header", name);
-            j->scans++;
-        }
         at += len;
     }
     j->end = at;
     if (!j->scans) return tr_fail(ctx, TR_ERR_FORMAT, "%s: there is no scan, so no pixel", name);
+    for (int c = 0; c < j->components; c++)
+        if (!j->decoded[c])
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: component %d is in no scan", name, c + 1);
     if (j->components == 4 && j->adobe != 0 && j->adobe != 2)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: a JPEG of four components without Adobe's "
                        "marker is not supported", name);
@@ -623,10 +685,12 @@ static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name
 static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, const uint8_t *file,
                                         size_t n, int64_t max_pixels)
 {
-    img_jpeg j = { 0, 0, 0, 0, -1, 0, 0 };
+    img_jpeg j;
     int w, h, components, want;
     uint8_t *px;
     tr_status s;
+    memset(&j, 0, sizeof j);
+    j.adobe = -1;
     IMG_TRY(img_jpeg_walk(ctx, &j, name, file, n, max_pixels));
     want = j.components == 1 ? 1 : 3;
     px = stbi_load_from_memory(file, (int)j.end, &w, &h, &components, want);

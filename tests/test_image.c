@@ -661,6 +661,21 @@ static void png_cut(void)
     CHECK(tr_ctx_bytes(ctx) == 0);
 }
 
+/* A JPEG that ends early, at whatever byte, is refused too. */
+static void jpeg_cut(void)
+{
+    static uint8_t b[1 << 16];
+    FILE *f = fopen(in_root("files/jpeg_7x9.jpg"), "rb");
+    size_t n = f ? fread(b, 1, sizeof b, f) : 0;
+    img m;
+    if (!f) stop("jpeg_7x9.jpg");
+    fclose(f);
+    CHECK_OK(ctx, img_decode(ctx, &m, "x", b, n, IMG_MAX_PIXELS));
+    img_free(ctx, &m);
+    for (size_t cut = 0; cut < n; cut++)
+        CHECK(img_decode(ctx, &m, "x", b, cut, IMG_MAX_PIXELS) != TR_OK && !m.px);
+}
+
 static void others_refused(void)
 {
     static const struct { const char *bytes; size_t n; tr_status s; const char *words; } row[] = {
@@ -754,6 +769,7 @@ int main(int argc, char **argv)
     TEST(bombs);
     TEST(png_refused);
     TEST(png_cut);
+    TEST(jpeg_cut);
     TEST(others_refused);
     TEST(memory_fails);
     tr_ctx_free(ctx);

@@ -186,6 +186,12 @@ static inline tr_status img_check_size(tr_ctx *ctx, const char *name, int64_t w,
     return TR_OK;
 }
 
+static inline const char *img_reason(void)          /* stb_image's */
+{
+    const char *s = stbi_failure_reason();
+    return s ? s : "no reason given";
+}
+
 static inline void img_warn_tail(tr_ctx *ctx, const char *name, size_t n)
 {
     if (n) tr_warn(ctx, "%s: %llu bytes after the picture's end are ignored", name,
@@ -493,7 +499,7 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
     got = stbi_zlib_decode_buffer((char *)raw, (int)bytes, (const char *)g->idat, (int)g->n_idat);
     if (got < 0)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels do not inflate: %s", g->name,
-                    stbi_failure_reason());
+                    img_reason());
     else if ((size_t)got < bytes)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels end after %d of %llu bytes", g->name, got,
                     (unsigned long long)bytes);
@@ -695,7 +701,7 @@ static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, c
     want = j.components == 1 ? 1 : 3;
     px = stbi_load_from_memory(file, (int)j.end, &w, &h, &components, want);
     if (!px)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: not decoded: %s", name, stbi_failure_reason());
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: not decoded: %s", name, img_reason());
     if (w != j.w || h != j.h)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: decoded to %d x %d pixels, not %lld x %lld", name, w,
                     h, (long long)j.w, (long long)j.h);
@@ -787,6 +793,7 @@ static inline tr_status img_load(tr_ctx *ctx, img *out, const char *path, int64_
  *     Pillow 12   across, then down
  *     Pillow 13   down first if h - nh > 2 (w - nw) and nh < h: tall pictures that shrink
  *
+ * (12.2 and 12.3 go down first if h > 100 w and the picture shrinks; ours is 12.0 and 12.1 there.)
  * A picture of the same size is a copy. Palettes and single bits know no mean: nearest, always.
  * With alpha, colours are weighted by it before and divided by it after.
  *

@@ -323,6 +323,8 @@ TR_API double   tr_get_f64(const void *x, tr_dtype t, int64_t i);
 TR_API double tr_sigmoid_f64 (double x);    /* 1 / (1 + e^-x), no overflow on either side */
 TR_API double tr_silu_f64    (double x);    /* x sigmoid(x) */
 TR_API double tr_softplus_f64(double x);    /* log(1 + e^x), accurate for x << 0 too */
+TR_API double tr_gelu_erf_f64 (double x);   /* x Phi(x), accurate for x << 0 too */
+TR_API double tr_gelu_tanh_f64(double x);   /* its approximation by tanh: x sigmoid(2 z) */
 
 TR_API float tr_expf     (float x);     /* e^x */
 TR_API float tr_expm1f   (float x);     /* e^x - 1, to all digits near 0 */
@@ -332,6 +334,8 @@ TR_API float tr_tanhf    (float x);     /* odd to the bit */
 TR_API float tr_sigmoidf (float x);     /* 1 / (1 + e^-x), to all digits for x << 0 too */
 TR_API float tr_softplusf(float x);     /* log(1 + e^x), to all digits for x << 0 too */
 TR_API float tr_erff     (float x);     /* odd to the bit */
+TR_API float tr_gelu_erff (float x);    /* x Phi(x), to all digits for x << 0 too; -0 at -inf */
+TR_API float tr_gelu_tanhf(float x);    /* its approximation by tanh, likewise */
 TR_API float tr_sinf     (float x);     /* any finite x, reduced exactly; odd; NaN at infinity */
 TR_API float tr_cosf     (float x);
 
@@ -628,6 +632,20 @@ typedef struct tr_gate_args {   /* y = x sigmoid(g): an output gate */
 TR_API tr_status tr_gate_f64(tr_ctx *ctx, const tr_gate_args *a);
 TR_API tr_status tr_gate    (tr_ctx *ctx, const tr_gate_args *a);
 
+typedef enum tr_gelu_kind {
+    TR_GELU_ERF,                /* x Phi(x); "gelu" in configs */
+    TR_GELU_TANH                /* its approximation; "gelu_pytorch_tanh", "gelu_new" */
+} tr_gelu_kind;
+
+typedef struct tr_gelu_args {   /* an activation without a gate */
+    tr_view y;                  /* [.., D]  out; may be x */
+    tr_view x;                  /* [.., D] */
+    tr_gelu_kind kind;
+} tr_gelu_args;
+
+TR_API tr_status tr_gelu_f64(tr_ctx *ctx, const tr_gelu_args *a);
+TR_API tr_status tr_gelu    (tr_ctx *ctx, const tr_gelu_args *a);
+
 /* y = softmax(x), row by row; y may be x. sink NULL, or one logit a row that takes part in the
  * sum and is thrown away. -inf is a masked entry; a row of them alone gives zeros. */
 TR_API void tr_softmax_f64(double *y, const double *x, const double *sink, int64_t T, int64_t D);
@@ -668,7 +686,7 @@ TR_API double    tr_rope_softmax_mult(const tr_rope_cfg *c);
 
 typedef struct tr_rope_args {
     tr_view x;                  /* [N, H, d]  in place; d is the rotated part */
-    tr_view pos;                /* I64 [N] */
+    tr_view pos;                /* I64 [N]; or [N, A], of A axes: pair i turns by pos[n, i mod A] */
     tr_view inv_freq;           /* F64 [d / 2]; negative ones turn back */
     double  mult;               /* of cos and sin; 0 is an error */
     tr_rope_layout layout;
@@ -890,6 +908,7 @@ TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
     X(norm,      tr_norm_args,     tr_norm_f64,      tr_norm)           \
     X(glu,       tr_glu_args,      tr_glu_f64,       tr_glu)            \
     X(gate,      tr_gate_args,     tr_gate_f64,      tr_gate)           \
+    X(gelu,      tr_gelu_args,     tr_gelu_f64,      tr_gelu)           \
     X(rope,      tr_rope_args,     tr_rope_f64,      tr_rope)           \
     X(attn,      tr_attn_args,     tr_attn_f64,      tr_attn)           \
     X(mla,       tr_mla_args,      tr_mla_f64,       tr_mla)            \
@@ -2266,6 +2285,8 @@ static int tri_put(void *x, tr_dtype t, int64_t i, double v)
  * multiple of pi/2 that is taken off. -0 is lost by the first x + 0.
  * ========================================================================= */
 
+#define TRI_SQRT_2_PI 0.79788456080286541   /* sqrt(2/pi) */
+
 /* sigma(x) = 1 / (1 + e^-x). The exponential is always taken of -|x|, so it cannot overflow. */
 double tr_sigmoid_f64(double x)
 {
@@ -2285,6 +2306,23 @@ double tr_silu_f64(double x)
 double tr_softplus_f64(double x)
 {
     return (x > 0 ? x : 0) + log1p(exp(x > 0 ? -x : x));
+}
+
+/* gelu(x) = x Phi(x), Phi(x) = erfc(-x / sqrt(2)) / 2 = (1 + erf(x / sqrt(2))) / 2, the share of a
+ * normal distribution below x; the second form has no digits left for x << 0 (Hendrycks & Gimpel
+ * 2016). Its limit at -infinity is -0. */
+double tr_gelu_erf_f64(double x)
+{
+    double p = erfc(-x * sqrt(0.5)) / 2;
+    return p == 0 ? -0.0 : x * p;
+}
+
+/* The same paper's approximation, torch's gelu(approximate="tanh"):
+ *     x (1 + tanh(z)) / 2 = x sigma(2 z),  z = sqrt(2/pi) (x + 0.044715 x^3) */
+double tr_gelu_tanh_f64(double x)
+{
+    double s = tr_sigmoid_f64(2 * TRI_SQRT_2_PI * (x + 0.044715 * x * x * x));
+    return s == 0 ? -0.0 : x * s;
 }
 
 #if defined(__GNUC__)
@@ -2483,6 +2521,40 @@ TRI_INLINE float tri_erff(float x)
     return tri_to_f32(tri_with_sign(tri_exp2m1(-(p * a)), (double)x));
 }
 
+/* With b = |x|: gelu(x) = max(x, 0) - b Phi(-b), so that nothing cancels for x << 0, and
+ * Phi(-b) = e^(-b^2 / 2) M(b) with M(b) smooth (Mills' ratio) and, in t = 4 / (4 + b), close to a
+ * polynomial: 2^-38.2 of it up to b = 14.5, and 1/2 to the bit at b = 0, so that small x are halved
+ * exactly. b^2 is exact. From b = 14.2 on the product rounds to 0. */
+TRI_INLINE float tri_gelu_erff(float x)
+{
+    double d = (double)x, b = tri_clamp(fabs(d), 0, 14.5), t = 4 / (4 + b);
+    double p = 0.0093103125704633843, y;
+    p = p * t - 0.075833800497070322;
+    p = p * t + 0.26294137666100481;
+    p = p * t - 0.49860519030803491;
+    p = p * t + 0.57040926969371719;
+    p = p * t - 0.45695463920633556;
+    p = p * t + 0.29552507884329121;
+    p = p * t - 0.074457520913253486;
+    p = p * t + 0.10114596733019122;
+    p = p * t + 0.072238076733998624;
+    p = p * t + 0.094962255050921249;
+    p = p * t + 0.099572626288557731;
+    p = p * t + 0.099746522505758869;
+    p = p * t - 3.3475321008675682e-07;
+    y = tri_pick(d > 0, d, 0) - b * (tri_exp2(b * b * (-0.5 * TRI_LOG2E)) * p);
+    y = tri_pick(d == d, y, d);
+    return tri_to_f32(tri_pick(d == 0, d, y));
+}
+
+/* 2 z is -112.5 at x = -11, from where on x sigma(2 z) rounds to 0. */
+TRI_INLINE float tri_gelu_tanhf(float x)
+{
+    double d = tri_clamp((double)x, -11, (double)INFINITY), z = d + 0.044715 * d * d * d;
+    z = tri_clamp(2 * TRI_SQRT_2_PI * z, -113, 110);
+    return tri_to_f32(d / (1 + tri_exp2(z * -TRI_LOG2E)));
+}
+
 /* ---- logarithms
  *
  *     x = 2^k m, m in [sqrt(1/2), sqrt(2));   f = m - 1, exactly
@@ -2642,6 +2714,8 @@ float tr_tanhf    (float x) { return tri_tanhf(x); }
 float tr_sigmoidf (float x) { return tri_sigmoidf(x); }
 float tr_softplusf(float x) { return tri_softplusf(x); }
 float tr_erff     (float x) { return tri_erff(x); }
+float tr_gelu_erff (float x) { return tri_gelu_erff(x); }
+float tr_gelu_tanhf(float x) { return tri_gelu_tanhf(x); }
 float tr_sinf     (float x) { return tri_sinf(x); }
 float tr_cosf     (float x) { return tri_cosf(x); }
 
@@ -4668,7 +4742,8 @@ tr_status tr_norm(tr_ctx *ctx, const tr_norm_args *a)
  *
  * Traps. Gate and up are not symmetric: swapping w1 and w3 gives plausible text. In SiTU the
  * sigmoid of the capped gate, or the two caps swapped, are wrong by little. torch's softplus
- * returns x above 20, which is off by 2e-9.
+ * returns x above 20, which is off by 2e-9. The two GELUs differ by at most 5e-4, and a model may
+ * hold both: the kind stands in its code or its config, and in no tensor.
  * ========================================================================= */
 
 /* SwiGLU (Shazeer 2020):   y = silu(g) u */
@@ -4862,6 +4937,58 @@ tr_status tr_gate(tr_ctx *ctx, const tr_gate_args *a)
     return TR_OK;
 }
 
+/* y = x Phi(x), or its approximation: tr_gelu_erf_f64 and tr_gelu_tanh_f64 of {fn}, element by
+ * element. The contract's are tr_gelu_erff and tr_gelu_tanhf, one rounding each. */
+static void tri_gelu_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_gelu_args *a = (const tr_gelu_args *)user;
+    for (int64_t n = begin; n < end; n++) {
+        const double *x = tri_row_f64(a->x, n);
+        double *y = tri_row_f64(a->y, n);
+        for (int64_t d = 0; d < a->y.shape[a->y.rank - 1]; d++)
+            y[d] = a->kind == TR_GELU_ERF ? tr_gelu_erf_f64(x[d]) : tr_gelu_tanh_f64(x[d]);
+    }
+}
+
+static tr_status tri_gelu_check(tr_ctx *ctx, tr_dtype t, const tr_gelu_args *a)
+{
+    TRI_TRY(tri_fit(ctx, t, "gelu", "y[..,D] x[..,D]", a->y, a->x));
+    if (a->kind == TR_GELU_ERF || a->kind == TR_GELU_TANH) return TR_OK;
+    return tr_fail(ctx, TR_ERR_UNSUPPORTED, "gelu: no kind %d", (int)a->kind);
+}
+
+tr_status tr_gelu_f64(tr_ctx *ctx, const tr_gelu_args *a)
+{
+    tr_gelu_args job = *a;
+    TRI_TRY(tri_gelu_check(ctx, TR_F64, a));
+    tr_par_for(ctx, tri_rows(a->y), tri_grain(16 * a->y.shape[a->y.rank - 1]), tri_gelu_rows_f64,
+               &job);
+    return TR_OK;
+}
+
+TRI_INLINE void tri_gelu_rows(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_gelu_args *a = (const tr_gelu_args *)user;
+    (void)hw;
+    for (int64_t n = begin; n < end; n++) {
+        const float *x = tri_row_f32(a->x, n);
+        float *y = tri_row_f32(a->y, n);
+        int64_t D = a->y.shape[a->y.rank - 1];
+        if (a->kind == TR_GELU_ERF) for (int64_t d = 0; d < D; d++) y[d] = tri_gelu_erff(x[d]);
+        else for (int64_t d = 0; d < D; d++) y[d] = tri_gelu_tanhf(x[d]);
+    }
+}
+TRI_CLONES(tri_gelu_rows)
+
+tr_status tr_gelu(tr_ctx *ctx, const tr_gelu_args *a)
+{
+    tr_gelu_args job = *a;
+    TRI_TRY(tri_gelu_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, tri_rows(a->y), tri_grain(16 * a->y.shape[a->y.rank - 1]),
+                  tri_gelu_rows_clones, &job);
+    return TR_OK;
+}
+
 /* p_i = e^(x_i - m) / (e^(sink - m) + sum_j e^(x_j - m)),   m = max(sink, max_j x_j)
  *
  * Taking off m changes nothing but keeps every exponent <= 0. m starts from a number of the row,
@@ -5043,7 +5170,14 @@ double tr_rope_softmax_mult(const tr_rope_cfg *c)
  *     x_a' = x_a cos phi - x_b sin phi         half:         a = i,    b = i + d/2
  *     x_b' = x_b cos phi + x_a sin phi         interleaved:  a = 2i,   b = 2i + 1
  *
- * Part of a head is rotated by passing a view of that part. -inv_freq turns back. */
+ * Part of a head is rotated by passing a view of that part. -inv_freq turns back. In a plane
+ * (MoonViT) a patch has two positions, column and row, and pairs take them in turn. */
+TRI_INLINE double tri_rope_pos(const tr_rope_args *r, int64_t n, int64_t i)
+{
+    int64_t A = r->pos.rank == 2 ? r->pos.shape[1] : 1;
+    return (double)((const int64_t *)r->pos.data)[n * A + i % A];
+}
+
 static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
 {
     const tr_rope_args *r = (const tr_rope_args *)user;
@@ -5051,9 +5185,9 @@ static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
     int64_t H = r->x.shape[1], d = r->x.shape[2];
     int half = r->layout == TR_ROPE_HALF;
     for (int64_t n = begin; n < end; n++) {
-        double p = (double)((const int64_t *)r->pos.data)[n];
         for (int64_t i = 0; i < d / 2; i++) {
-            double c = r->mult * cos(p * inv_freq[i]), s = r->mult * sin(p * inv_freq[i]);
+            double phi = tri_rope_pos(r, n, i) * inv_freq[i];
+            double c = r->mult * cos(phi), s = r->mult * sin(phi);
             int64_t a = half ? i : 2 * i, b = half ? i + d / 2 : 2 * i + 1;
             for (int64_t h = 0; h < H; h++) {
                 double *x = tri_head_f64(r->x, n, h), xa = x[a], xb = x[b];
@@ -5066,8 +5200,11 @@ static void tri_rope_rows_f64(void *user, int64_t begin, int64_t end)
 
 static tr_status tri_rope_check(tr_ctx *ctx, tr_dtype t, const tr_rope_args *a)
 {
-    TRI_TRY(tri_fit(ctx, t, "rope", "x[N,H,d] pos:I64[N] inv_freq:F64[d/2]", a->x, a->pos,
-                    a->inv_freq));
+    TRI_TRY(tri_fit(ctx, t, "rope", a->pos.rank == 2 ? "x[N,H,d] pos:I64[N,A] inv_freq:F64[d/2]"
+                    : "x[N,H,d] pos:I64[N] inv_freq:F64[d/2]", a->x, a->pos, a->inv_freq));
+    if (a->pos.rank == 2 && (a->pos.shape[1] < 1 || !tr_view_is_contig(a->pos)))
+        return tr_fail(ctx, TR_ERR_SHAPE, "rope: pos [%lld, %lld] needs an axis, and no gaps",
+                       (long long)a->pos.shape[0], (long long)a->pos.shape[1]);
     if (a->x.shape[2] != 2 * a->inv_freq.shape[0])
         return tr_fail(ctx, TR_ERR_SHAPE, "rope: %lld numbers to rotate, but %lld frequencies",
                        (long long)a->x.shape[2], (long long)a->inv_freq.shape[0]);
@@ -5099,10 +5236,10 @@ TRI_INLINE void tri_rope_rows(int hw, void *user, int64_t begin, int64_t end)
     int half = r->layout == TR_ROPE_HALF;
     (void)hw;
     for (int64_t n = begin; n < end; n++) {
-        double p = (double)((const int64_t *)r->pos.data)[n], cos_x, sin_x;
+        double cos_x, sin_x;
         for (int64_t i = 0; i < d / 2; i++) {
             int64_t a = half ? i : 2 * i, b = half ? i + d / 2 : 2 * i + 1;
-            tr_sincos64(p * inv_freq[i], &sin_x, &cos_x);
+            tr_sincos64(tri_rope_pos(r, n, i) * inv_freq[i], &sin_x, &cos_x);
             float c = (float)(r->mult * cos_x), s = (float)(r->mult * sin_x);
             for (int64_t h = 0; h < H; h++) {
                 float *x = tri_head_f32(r->x, n, h), xa = x[a], xb = x[b];
@@ -6583,6 +6720,7 @@ TRI_DRY(matmul, tr_matmul_args, a->y, tri_params(a->w), 2 * tri_extent(a->y) * (
 TRI_DRY(norm, tr_norm_args, a->y, 0, 0)
 TRI_DRY(glu, tr_glu_args, a->y, 0, 0)
 TRI_DRY(gate, tr_gate_args, a->y, 0, 0)
+TRI_DRY(gelu, tr_gelu_args, a->y, 0, 0)
 TRI_DRY(rope, tr_rope_args, a->x, 0, 0)
 TRI_DRY(attn, tr_attn_args, a->y, 0,
         2 * tri_extent(a->q) * (double)a->k.shape[0] + 2 * tri_extent(a->y) * (double)a->k.shape[0])

@@ -118,6 +118,12 @@ static inline double bound_gate(const tr_gate_args *a, size_t at)
     return 3 * EXACT_U * exact_max(a->y);
 }
 
+static inline double bound_gelu(const tr_gelu_args *a, size_t at)
+{
+    (void)at;
+    return 1.01 * EXACT_U * exact_max(a->y);
+}
+
 /* cos or sin narrowed, product, sum: 3 u (|a c| + |b s|) <= 3 u sqrt(2) mult hypot(a, b), and the
  * length of a pair is what it was. */
 static inline double bound_rope(const tr_rope_args *a, size_t at)
@@ -386,6 +392,7 @@ static const struct { int op; char kind; size_t at; } exact_fields[] = {
     F(norm, tr_norm_args, 'i', bias) F(norm, tr_norm_args, 'i', gate)
     F(glu, tr_glu_args, 'o', y) F(glu, tr_glu_args, 'i', g) F(glu, tr_glu_args, 'i', u)
     F(gate, tr_gate_args, 'o', y) F(gate, tr_gate_args, 'i', x) F(gate, tr_gate_args, 'i', g)
+    F(gelu, tr_gelu_args, 'o', y) F(gelu, tr_gelu_args, 'i', x)
     F(rope, tr_rope_args, 'b', x)
     F(attn, tr_attn_args, 'o', y) F(attn, tr_attn_args, 'i', q) F(attn, tr_attn_args, 'i', k)
     F(attn, tr_attn_args, 'i', v) F(attn, tr_attn_args, 'i', sink)

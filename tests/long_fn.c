@@ -35,16 +35,19 @@ PIECE_OF(softplus_of, tri_softplusf)
 PIECE_OF(erf_of, tri_erff)
 PIECE_OF(sin_of, tri_sinf)
 PIECE_OF(cos_of, tri_cosf)
+PIECE_OF(gelu_of, tri_gelu_erff)
+PIECE_OF(gelu_tanh_of, tri_gelu_tanhf)
 
-static void (*const pieces[10])(float *, const float *) = {
-    exp_of, expm1_of, log_of, log1p_of, tanh_of, sigmoid_of, softplus_of, erf_of, sin_of, cos_of
+static void (*const pieces[FN_ROWS])(float *, const float *) = {
+    exp_of, expm1_of, log_of, log1p_of, tanh_of, sigmoid_of, softplus_of, erf_of, sin_of, cos_of,
+    gelu_of, gelu_tanh_of
 };
 
 /* The sums of a correct build. */
-static const uint64_t sums[10] = {
+static const uint64_t sums[FN_ROWS] = {
     0x47ddeae3e133a8b7u, 0x99376fdb0994c63fu, 0xc42e2d83adb55fa2u, 0x854dce7e92470f26u,
     0x1c4612f544548d32u, 0xe47c1c3e67ac6ab4u, 0x243bc3a5cbd035edu, 0x1360cf37b9eaf802u,
-    0x0d8beb060afe9e38u, 0x9fe7c872cdb0a491u
+    0x0d8beb060afe9e38u, 0x9fe7c872cdb0a491u, 0xb53a0bb890f67749u, 0xa8437a1e2ed0092du
 };
 
 static void piece(found *f, int k, uint32_t first)
@@ -62,7 +65,7 @@ static void piece(found *f, int k, uint32_t first)
 
 static void all_binary32(void)
 {
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < FN_ROWS; k++) {
         found all = { 0, 0, 0, 0 };
         if (*only && strcmp(only, fn_rows[k].name)) continue;
 OMP(omp parallel)
@@ -151,7 +154,7 @@ OMP(omp critical)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strtol(argv[1], NULL, 10) > 0) every = strtol(argv[1], NULL, 10);
-    for (int k = 0; argc > 1 && k < 10; k++)
+    for (int k = 0; argc > 1 && k < FN_ROWS; k++)
         if (!strcmp(argv[1], fn_rows[k].name)) only = argv[1];
     TEST(all_binary32);
 #if LDBL_MANT_DIG >= 64

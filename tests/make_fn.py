@@ -101,6 +101,23 @@ def constants():
     fit("erf: -log2(erfc(a)) / a, relative to erf", lambda a: -log(erfc(a), 2) / a,
         lambda a: ln2 * a * erfc(a) / erf(a), mpf(2) ** -40, mpf(4), 13)
 
+    # Phi(-b) = e^(-b^2 / 2) M(t), t = 4 / (4 + b), and gelu rounds to 0 below -14.2. M(1) is to be
+    # 1/2 exactly, so Q of M = 1/2 + (t - 1) Q is fitted, and c0 takes what Horner's roundings leave.
+    mills = lambda t: exp(8 * (1 / t - 1) ** 2) * erfc(4 * (1 / t - 1) / sqrt(mpf(2))) / 2
+    low = 4 / mpf("18.5")
+    q = remez(lambda t: (mills(t) - half) / (t - 1), lambda t: (1 - t) / mills(t), low, 1 - eps ** 2,
+              13)
+    c = [float(a) for a in [half - q[0]] + [q[i - 1] - q[i] for i in range(1, 13)] + [q[12]]]
+    left = 0.0
+    for a in reversed(c):
+        left += a
+    c[0] += 0.5 - left
+    worst = max(abs(poly([mpf(a) for a in c], t) / mills(t) - 1)
+                for t in (low + (1 - low) * mpf(i) / 4000 for i in range(4001)))
+    print(f"gelu: e^(b^2 / 2) Phi(-b) in t = 4 / (4 + b), relative: 2^{float(log(worst, 2)):.1f}")
+    for i, a in enumerate(c):
+        print(f"    c{i:<2} {a:.17g}")
+
     print(f"log2(e)  {float(1 / ln2):.17g}\nln2      {float(ln2):.17g}\npi/2     {float(pi / 2):.17g}")
     print(f"2/pi     {float(2 / pi):.17g}\n2/3 low  {float(mpf(2) / 3 - mpf(float(mpf(2) / 3))):.17g}")
     parts("ln2 in 42 bits and the rest", ln2, 42, 2)

@@ -164,6 +164,16 @@ static inline tr_status ref_gate(tr_ctx *c, const tr_gate_args *a)          /* O
     return TR_OK;
 }
 
+static inline tr_status ref_gelu(tr_ctx *c, const tr_gelu_args *a)          /* O28 */
+{
+    (void)c;
+    for (int64_t n = 0; n < ref_rows(a->y); n++)
+        for (int64_t d = 0; d < ref_last(a->y); d++)
+            ref_row(a->y, n)[d] = a->kind == TR_GELU_ERF ? tr_gelu_erff(ref_row(a->x, n)[d])
+                                                         : tr_gelu_tanhf(ref_row(a->x, n)[d]);
+    return TR_OK;
+}
+
 static inline tr_status ref_rope(tr_ctx *ctx_, const tr_rope_args *a)       /* O12 */
 {
     int64_t H = a->x.shape[1], d = a->x.shape[2];
@@ -174,7 +184,8 @@ static inline tr_status ref_rope(tr_ctx *ctx_, const tr_rope_args *a)       /* O
                 int half = a->layout == TR_ROPE_HALF;
                 float *x = ref_row(a->x, n * H + h);
                 float *pa = x + (half ? i : 2 * i), *pb = x + (half ? i + d / 2 : 2 * i + 1);
-                double phi = (double)((const int64_t *)a->pos.data)[n] *
+                int64_t A = a->pos.rank == 2 ? a->pos.shape[1] : 1;
+                double phi = (double)((const int64_t *)a->pos.data)[n * A + i % A] *
                              ((const double *)a->inv_freq.data)[i], sin_x, cos_x;
                 tr_sincos64(phi, &sin_x, &cos_x);
                 double c64 = a->mult * cos_x, s64 = a->mult * sin_x;

@@ -12,7 +12,7 @@ static void golden(void)
 {
     tr_st f;
     fixture_open(ctx, &f, "ops/elementary.safetensors");
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < FN_GOLDEN; k++) {
         const fn_row *r = &fn_rows[k];
         char name[64];
         double worst = 0;
@@ -91,7 +91,8 @@ static void golden64(void)
 
 static void specials(void)
 {
-    enum { EXP, EXPM1, LOG, LOG1P, TANH, SIGMOID, SOFTPLUS, ERF, SIN, COS };
+    enum { EXP, EXPM1, LOG, LOG1P, TANH, SIGMOID, SOFTPLUS, ERF, SIN, COS, GELU,
+           GELU_TANH };
     static const struct { int f; uint32_t x, y; } rows[] = {
         { EXP, 0, ONE }, { EXP, NEG, ONE }, { EXP, INF, INF }, { EXP, NEG | INF, 0 },
         { EXP, 1, ONE }, { EXP, NEG | 1, ONE }, { EXP, 0x7f7fffff, INF }, { EXP, 0xff7fffff, 0 },
@@ -121,7 +122,13 @@ static void specials(void)
         { SIN, 0, 0 }, { SIN, NEG, NEG }, { SIN, 1, 1 }, { SIN, NEG | 1, NEG | 1 },
         { SIN, INF, QNAN }, { SIN, NEG | INF, QNAN },
         { COS, 0, ONE }, { COS, NEG, ONE }, { COS, 1, ONE }, { COS, INF, QNAN },
-        { COS, NEG | INF, QNAN }
+        { COS, NEG | INF, QNAN },
+        { GELU, 0, 0 }, { GELU, NEG, NEG }, { GELU, 1, 0 }, { GELU, 3, 2 }, { GELU, INF, INF },
+        { GELU, NEG | INF, NEG }, { GELU, 0xff7fffff, NEG }, { GELU, 0x7f7fffff, 0x7f7fffff },
+        { GELU, 0xc1680000, NEG },                                          /* -14.5 */
+        { GELU_TANH, 0, 0 }, { GELU_TANH, NEG, NEG }, { GELU_TANH, 1, 0 }, { GELU_TANH, 3, 2 },
+        { GELU_TANH, INF, INF }, { GELU_TANH, NEG | INF, NEG }, { GELU_TANH, 0xff7fffff, NEG },
+        { GELU_TANH, 0x7f7fffff, 0x7f7fffff }, { GELU_TANH, 0xc1300000, NEG }   /* -11 */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const fn_row *r = &fn_rows[rows[i].f];
@@ -132,7 +139,7 @@ static void specials(void)
         }
     }
     static const uint32_t nans[] = { QNAN, 0xffc00000, 0x7f800001, 0xff800001, 0x7fffffff };
-    for (int k = 0; k < 10; k++)
+    for (int k = 0; k < FN_ROWS; k++)
         for (size_t i = 0; i < sizeof nans / sizeof *nans; i++)
             CHECK(tr_f32_bits(fn_rows[k].f(tr_f32_from_bits(nans[i]))) == QNAN);
 }
@@ -178,7 +185,7 @@ static void specials64(void)
 
 static void sweep(void)
 {
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < FN_ROWS; k++) {
         const fn_row *r = &fn_rows[k];
         double worst = 0;
         uint32_t at = 0;
@@ -211,8 +218,9 @@ static void seams(void)
 {
     static const double at[] = { 0.34657359, 0.17328680, 1.0397208, 0.70710678, 1.4142135, -0.29289,
         0.41421356, 1, 2, 4, 10, 17.328680, 88.722839, -103.97208, 0.78539816, 2.3561945, 5.4977871,
-        5.6294995e14, 9.4447330e21, 1.5845633e29, 2.6584560e36, 1.1754944e-38, 9.0109, 3.9192 };
-    for (int k = 0; k < 10; k++) {
+        5.6294995e14, 9.4447330e21, 1.5845633e29, 2.6584560e36, 1.1754944e-38, 9.0109, 3.9192,
+        14.1, 14.5, 10.8, 11 };
+    for (int k = 0; k < FN_ROWS; k++) {
         double worst = 0;
         for (size_t i = 0; i < sizeof at / sizeof *at; i++)
             for (uint32_t d = 0; d < 8192; d++)
@@ -237,11 +245,12 @@ static void seams(void)
     LOOP(log_##suffix, tri_logf) LOOP(log1p_##suffix, tri_log1pf)          \
     LOOP(tanh_##suffix, tri_tanhf) LOOP(sigmoid_##suffix, tri_sigmoidf)    \
     LOOP(softplus_##suffix, tri_softplusf) LOOP(erf_##suffix, tri_erff)    \
-    LOOP(sin_##suffix, tri_sinf) LOOP(cos_##suffix, tri_cosf)
+    LOOP(sin_##suffix, tri_sinf) LOOP(cos_##suffix, tri_cosf)              \
+    LOOP(gelu_##suffix, tri_gelu_erff) LOOP(gelu_tanh_##suffix, tri_gelu_tanhf)
 #define LIST(suffix)                                                       \
     { exp_##suffix, expm1_##suffix, log_##suffix, log1p_##suffix,          \
       tanh_##suffix, sigmoid_##suffix, softplus_##suffix, erf_##suffix,    \
-      sin_##suffix, cos_##suffix }
+      sin_##suffix, cos_##suffix, gelu_##suffix, gelu_tanh_##suffix }
 
 typedef void (*loop_fn)(float *y, const float *x, int64_t n);
 
@@ -273,7 +282,7 @@ static void loops_are(const char *name, const loop_fn *loops)
     for (int i = 0; i < N; i++)
         x[i] = i % 2 ? (float)(8 * tr_rng_normal(3, 1, (uint64_t)i)) :
                tr_f32_from_bits((uint32_t)tr_rng_u64(3, 2, (uint64_t)i));
-    for (int k = 0; k < 10; k++) {
+    for (int k = 0; k < FN_ROWS; k++) {
         int bad = 0;
         loops[k](y, x, N);
         for (int i = 0; i < N; i++) bad += tr_f32_bits(y[i]) != tr_f32_bits(fn_rows[k].f(x[i]));
@@ -286,10 +295,10 @@ static void loops_are(const char *name, const loop_fn *loops)
 
 static void vectors(void)
 {
-    static const loop_fn plain[10] = LIST(plain);
+    static const loop_fn plain[FN_ROWS] = LIST(plain);
     loops_are("plain", plain);
 #if X86
-    static const loop_fn avx2[10] = LIST(avx2), avx512[10] = LIST(avx512);
+    static const loop_fn avx2[FN_ROWS] = LIST(avx2), avx512[FN_ROWS] = LIST(avx512);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) loops_are("avx2", avx2);
     else printf("  no avx2 here\n");
     if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
@@ -399,20 +408,37 @@ static void fma_random(void)
 
 /* ---- one hash */
 
+static const char gelu_hash[] = "a84f2da7a0a58c64554faa36cdefe7e21f2a99806a8f32835ac6d18fcafbba34";
 static const char one_hash[] = "8f9be76751a2f0b4d4a8d8938aebb405605fb70f40ebbcefaf0050dcacbffa71";
 
-/* Every 4099th binary32 number through every function, and 100,000 arguments or triples through the
- * rest. Another compiler, flag or CPU that changes one bit changes it. */
-static void hash(void)
+/* Every 4099th binary32 number through functions [begin, end). */
+static void hash_rows(tr_sha256 *h, int begin, int end)
 {
-    char hex[65];
-    tr_sha256 h;
-    tr_sha256_init(&h);
-    for (int k = 0; k < 10; k++)
+    for (int k = begin; k < end; k++)
         for (uint64_t i = 0; i <= 0xffffffffu; i += 4099) {
             float y = fn_rows[k].f(tr_f32_from_bits((uint32_t)i));
-            tr_sha256_update(&h, &y, sizeof y);
+            tr_sha256_update(h, &y, sizeof y);
         }
+}
+
+static void hash_is(tr_sha256 *h, const char *want)
+{
+    char hex[65];
+    tr_sha256_hex(h, hex);
+    if (strcmp(hex, want)) printf("  %s, expected %s\n", hex, want);
+    CHECK(!strcmp(hex, want));
+}
+
+/* Those, and 100,000 arguments or triples through the rest. Another compiler, flag or CPU that
+ * changes one bit changes it. */
+static void hash(void)
+{
+    tr_sha256 h;
+    tr_sha256_init(&h);
+    hash_rows(&h, FN_GOLDEN, FN_ROWS);
+    hash_is(&h, gelu_hash);
+    tr_sha256_init(&h);
+    hash_rows(&h, 0, FN_GOLDEN);
     for (uint64_t i = 0; i < 100000; i++) {
         uint64_t u = tr_rng_u64(1, 2, i), w = tr_rng_u64(1, 3, i);
         double x = 1500 * (tr_rng_unit(1, 4, i) - 0.5), p = tr_rng_unit(1, 5, i), y[6];
@@ -425,9 +451,7 @@ static void hash(void)
         y[5] = f != f ? 0 : (double)f;
         tr_sha256_update(&h, y, sizeof y);
     }
-    tr_sha256_hex(&h, hex);
-    if (strcmp(hex, one_hash)) printf("  %s, expected %s\n", hex, one_hash);
-    CHECK(!strcmp(hex, one_hash));
+    hash_is(&h, one_hash);
 }
 
 int main(int argc, char **argv)

@@ -102,15 +102,20 @@ static void mrope_case(void)
 static void vit2d_case(void)
 {
     int64_t W = case_int("grid_w"), N = W * case_int("grid_h"), d = case_int("head_dim");
-    tr_view x = case_f64("in.x"), pos = tr_view1(mem(N, 8), TR_I64, N);
-    for (int axis = 0; axis < 2; axis++) {
+    tr_view x = case_f64("in.x"), y = copy(x), pos = tr_view1(mem(N, 8), TR_I64, N);
+    tr_view both = tr_view2(mem(2 * N, 8), TR_I64, N, 2), freqs = new1(d / 2);
+    for (int64_t axis = 0; axis < 2; axis++) {
         tr_view inv_freq = new1(d / 2);
         for (int64_t i = axis; i < d / 2; i += 2)
-            f64(inv_freq)[i] = pow(case_num("theta"), -4.0 * (double)(i / 2) / (double)d);
-        for (int64_t n = 0; n < N; n++) i64(pos)[n] = axis ? n / W : n % W;
+            f64(freqs)[i] = f64(inv_freq)[i] =
+                pow(case_num("theta"), -4.0 * (double)(i / 2) / (double)d);
+        for (int64_t n = 0; n < N; n++)
+            i64(both)[2 * n + axis] = i64(pos)[n] = axis ? n / W : n % W;
         rotate(x, pos, inv_freq, 1, TR_ROPE_INTERLEAVED);
     }
     case_near(x, "out.y", 1e-10);
+    rotate(y, both, freqs, 1, TR_ROPE_INTERLEAVED);     /* both axes at once */
+    case_near(y, "out.y", 1e-10);
 }
 
 /* DeepSeek-V3, Kimi-K2 at 32 and at 64: the softmax scale; gpt-oss: cos and sin. */

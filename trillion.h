@@ -43,6 +43,7 @@
  *     11 {act}     activations and gates             16 {delta}   short conv, decay, delta rule
  *     12 {rope}    positions as rotations            17 {res}     residual rules
  *     13 {attn}    softmax attention                 18 {moe}     router, experts, combine
+ *                                                    19 {vit}     pictures as rows of a prompt
  *     III. Models
  *     20 {ops}     the table of operators            26 {state}   what a sequence remembers
  *     21 {tap}     seeing any value by name          28 {model}   binding, one layer function
@@ -59,6 +60,7 @@
  *     only attention:      fn, view, par, sum, mat, norm, rope, attn, mla
  *     only the delta rule: fn, view, par, sum, norm, act, delta
  *     only experts:        view, quant, par, sum, mat, act, moe
+ *     only pictures:       fn, view, quant, par, mat, norm, act, rope, attn, vit
  *     how a file becomes a model: json, st, cfg, model
  *
  * LETTERS   (used in every shape, slowest dimension first)
@@ -893,6 +895,45 @@ TR_API tr_status tr_combine_f64 (tr_ctx *ctx, const tr_combine_args *a);
 TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
 
 /* ============================================================================
+ * 19. Pictures {vit}
+ *
+ * A picture is cut into patches, and each patch becomes a row. Learned positions, resized to the
+ * picture's grid, are added; blocks of attention without a mask let the rows see each other; two by
+ * two they are merged into rows as wide as a token's. Norms, products, GELU, rotation and attention
+ * are those of the chapters above.
+ * ========================================================================= */
+
+/* value[v] = (v / 255 - mean) / std of a colour v, as image processors round it in binary32: the
+ * quotient, the difference, and the product with fl(1 / std). std is not 0. */
+TR_API void tr_image_normalize(float value[256], double mean, double std);
+/* y [gh, gw, 3, P, P]: patches of rgb [H, W, 3] by rows of the grid; in a patch channel, row,
+ * column. value [3, 256]: tr_image_normalize's for each channel. What a patch has beyond the
+ * picture's right and lower edge is black (colour 0, then normalised like any other). */
+TR_API void tr_patchify(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t gh, int64_t gw,
+                        int64_t P, const float *value);
+
+typedef struct tr_pos_args {    /* learned positions at any grid, and those of frames */
+    tr_view y;                  /* [t h w, D]  out: frame, row, column */
+    const tr_weight *table;     /* [Gh, Gw D]: row; column and channel */
+    int64_t t, h, w;            /* the picture's frames, rows, columns */
+    double  theta;              /* of the frames' frequencies; not looked at if t is 1 */
+} tr_pos_args;
+
+typedef struct tr_merge_args {  /* mean over frames, then mh x mw neighbours side by side */
+    tr_view y;                  /* [(h/mh) (w/mw), mh mw, D]  out: rows and columns of the coarser
+                                   grid; in each the neighbours by row and column */
+    tr_view x;                  /* [t h w, D] */
+    int64_t t, h, w, mh, mw;
+} tr_merge_args;
+
+/* TR_ERR_SHAPE unless extents are above 0 and fit; pos: D is even if t > 1; merge: mh divides h, mw
+ * divides w. */
+TR_API tr_status tr_pos_resize_f64 (tr_ctx *ctx, const tr_pos_args *a);
+TR_API tr_status tr_pos_resize     (tr_ctx *ctx, const tr_pos_args *a);
+TR_API tr_status tr_patch_merge_f64(tr_ctx *ctx, const tr_merge_args *a);
+TR_API tr_status tr_patch_merge    (tr_ctx *ctx, const tr_merge_args *a);
+
+/* ============================================================================
  * 20. The table of operators {ops}
  *
  * A model runs through this table and through nothing else: the engine never touches a number.
@@ -921,7 +962,9 @@ TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
     X(route,     tr_route_args,    tr_route_f64,     tr_route)          \
     X(dispatch,  tr_dispatch_args, tr_dispatch,      tr_dispatch)       \
     X(experts,   tr_experts_args,  tr_experts_f64,   tr_experts)        \
-    X(combine,   tr_combine_args,  tr_combine_f64,   tr_combine)
+    X(combine,   tr_combine_args,  tr_combine_f64,   tr_combine)        \
+    X(pos,       tr_pos_args,      tr_pos_resize_f64, tr_pos_resize)    \
+    X(merge,     tr_merge_args,    tr_patch_merge_f64, tr_patch_merge)
 
 #define TRI_FIELD(op, args, f64, f32) tr_status (*op)(void *user, tr_ctx *ctx, const args *a);
 typedef struct tr_ops {
@@ -950,7 +993,8 @@ typedef struct tr_batch {
 typedef enum tr_tap_kind {
     TR_TAP_ROWS,                /* x [N, ..]: one row a token of the call */
     TR_TAP_PROBS,               /* x [H, T, S]: attention of one sequence */
-    TR_TAP_STATE                /* x [..]: memory of one sequence after the call */
+    TR_TAP_STATE,               /* x [..]: memory of one sequence after the call */
+    TR_TAP_PATCHES              /* x [n, ..]: of one image; rows row .. row + n of all `rows` */
 } tr_tap_kind;
 
 typedef struct tr_tap {
@@ -961,6 +1005,7 @@ typedef struct tr_tap {
     const int64_t  *pos;        /* [B] position of each sequence's first row; STATE: its length */
     int64_t         seq;        /* the one sequence x is of; -1: all of the batch */
     int             grows;      /* STATE: x has a row a token */
+    int64_t         row, rows;  /* PATCHES */
 } tr_tap;
 
 /* tap and all it points to are the run's, and valid during the call. A failure ends the forward. */
@@ -1118,6 +1163,10 @@ typedef enum tr_weight_id {
     TR_W_ROUTER, TR_W_ROUTER_BIAS, TR_W_LATENT_DOWN, TR_W_LATENT_NORM, TR_W_LATENT_UP,
     TR_W_SHARED_GATE, TR_W_SHARED_UP, TR_W_SHARED_DOWN,
     TR_W_EXPERT_GATE, TR_W_EXPERT_UP, TR_W_EXPERT_DOWN,         /* one each an expert */
+    /* of a vision tower: once; of each of its blocks; of the projector behind it */
+    TR_W_VIT_PATCH, TR_W_VIT_POS, TR_W_VIT_NORM,
+    TR_W_VIT_NORM0, TR_W_VIT_QKV, TR_W_VIT_O, TR_W_VIT_NORM1, TR_W_VIT_FC0, TR_W_VIT_FC1,
+    TR_W_MM_FC0, TR_W_MM_FC1, TR_W_MM_NORM,
     TR_W_COUNT
 } tr_weight_id;
 
@@ -1184,16 +1233,18 @@ typedef struct tr_config {
     int64_t groups, keep_groups, first_dense, moe_freq; /* first_dense layers without experts */
     int64_t res_block;                                  /* block attention residuals; 0: plain */
     int64_t mtp;                                        /* announced prediction modules */
-    int64_t vit_layers, vit_dim, vit_qkv, vit_ffn, vit_heads, vit_patch, vit_pos_h, vit_pos_w;
+    int64_t vit_layers, vit_dim, vit_qkv, vit_ffn, vit_heads, vit_patch;    /* layers 0: none */
+    int64_t vit_pos_h, vit_pos_w, vit_frames;           /* table of positions; most frames */
     int64_t vit_out, vit_mm;                            /* width it must deliver; of its output */
-    tr_int_list vit_merge;
+    tr_int_list vit_merge;                              /* rows, columns */
     /* switches */
     int64_t tie, attn_bias, mlp_bias, out_gate, renorm;
     int64_t rope_dynamic;                               /* plain up to max_pos, refused beyond */
     /* numbers */
-    double  eps, route_scale, act_p0, act_p1, decay_bound;
+    double  eps, route_scale, act_p0, act_p1, decay_bound, mm_eps;
     /* facts */
     double  inner_eps, l2_eps, renorm_eps, a_log_pad;
+    double  vit_eps, vit_theta, vit_time_theta, vit_grid;
     /* names */
     char    act[32], score[32], rope_type[32], quant[32], model_type[32];
     tr_rope_cfg rope_cfg;
@@ -1202,6 +1253,7 @@ typedef struct tr_config {
     tr_int_list kda_layers, full_layers;                /* counted from 1, as released */
     tr_int_list quant_blocks;                           /* rows, columns of an FP8 block */
     tr_int_list eos;                                    /* ids that end a text */
+    tr_int_list media, pad;                             /* stands for an image; fills up: 0 or 1 */
     tr_layer_cfg *layer;                                /* [layers] */
     char   *accepted;                                   /* keys accepted by name, one a line */
     char   *sets;                                       /* facts set by name, NAME=VALUE a line */
@@ -1244,7 +1296,7 @@ typedef struct tr_expected {
     const tr_weight_spec *spec;
     const char *name;           /* full name of the (elements') tensor under the plain layout */
     const char *stem;           /* without its last part: for scaled formats and for taps */
-    int64_t layer, expert;      /* -1: not of one */
+    int64_t layer, expert, block;       /* -1: not of one; block: of a vision tower */
     int     optional;           /* of a module that may be announced and not shipped */
     int64_t params;             /* elements */
     int     rank;
@@ -1348,8 +1400,10 @@ typedef struct tr_model {
     tr_config  cfg;
     tr_shards  shards;
     int64_t    first, layers;                       /* the part that is open */
-    tr_layer   top;                                 /* embedding, final norm, head */
+    tr_layer   top;                                 /* embedding, final norm, head; of the tower
+                                                       what is no block */
     tr_layer  *layer;                               /* [layers] */
+    tr_layer  *vit;                                 /* [vit_layers] blocks of the vision tower */
     int        dry;                                 /* from a config alone: nothing to read */
     void      *vectors;  size_t vector_bytes;       /* the widened vectors, owned */
 } tr_model;
@@ -1382,9 +1436,23 @@ typedef struct tr_run_opts {
     tr_logits_kind logits;
     tr_tap_fn tap;  void *tap_user;                 /* NULL: none */
     const char *const *globs;  int64_t n_globs;     /* which taps; none: the default set */
+    int64_t max_patches;        /* of an image; 0: the run takes no images (tr_run_opts_images) */
+    int64_t max_images;         /* in all prompts together */
+    int64_t image_rows;         /* that they fill in these */
 } tr_run_opts;
-/* exact, one sequence, 64 tokens a call, capacity 1024, last logits. */
+/* exact, one sequence, 64 tokens a call, capacity 1024, last logits, no images. */
 TR_API tr_run_opts tr_run_opts_default(void);
+
+typedef struct tr_images {
+    tr_view pixels;             /* F32 [patches, 3, P, P]: image after image; frame, row, column */
+    const int64_t *grid;        /* [n, 3]: frames, rows, columns of patches */
+    int64_t n;
+} tr_images;
+
+typedef struct tr_place {       /* where an image's rows belong */
+    int64_t seq, pos, n;        /* positions [pos, pos + n) of a sequence */
+    int64_t row;                /* the first of them in tr_run.features */
+} tr_place;
 
 typedef struct tr_run {         /* a model being run: state, workspace, options */
     tr_ctx   *ctx;
@@ -1398,10 +1466,15 @@ typedef struct tr_run {         /* a model being run: state, workspace, options 
     tr_view   logits;           /* [B or N, V] */
     tr_view   pos;              /* I64 [N] */
     tr_view   inv_freq;  double rope_mult;
+    tr_view   features;         /* [image_rows + 1, D]: of all images, then a row of zeros */
+    tr_view   vit_freq;         /* F64 [half a head of the tower] */
+    tr_place *place;  int64_t places;   /* the images of the prompts, in their order */
+    int64_t  *media;            /* [B, 2]: prompts with images begin and end here; equal: none */
     const tr_batch *batch;      /* of the call in progress */
     int64_t   N;
     int       empty;            /* the running sum was just pushed and holds nothing */
     const tr_layer *layer;      /* where it is, for names; NULL outside the layers */
+    const tr_layer *block;      /* of the vision tower; NULL outside */
     const char *doing;          /* the module being computed, after the layer's prefix */
     int32_t  *piece_ids;  int64_t *piece_T;         /* of tr_prefill */
     size_t    fixed_bytes;      /* of the arena: what lives between calls */
@@ -1412,6 +1485,23 @@ typedef struct tr_run {         /* a model being run: state, workspace, options 
  * with a missing entry, a model without weights; on failure *out is NULL. NULL may be freed. */
 TR_API tr_status tr_run_new (tr_ctx *ctx, tr_run **out, tr_model *m, const tr_run_opts *opts);
 TR_API void      tr_run_free(tr_run *r);
+
+/* Images in four steps. (1) opts_images sees that the model takes them (TR_ERR_UNSUPPORTED) and
+ * that grids and pixels fit it and each other (TR_ERR_SHAPE, _RANGE, _DTYPE), and sets the three
+ * numbers of *o. (2) In b each image has one placeholder id, images in the order of the prompts;
+ * expand gives it a place for each of its rows: T [B] new lengths, ids [their sum], or ids NULL: T
+ * alone. TR_ERR_ARG if there are not as many placeholders as images. (3) vit_forward runs the
+ * tower, leaves r->features, and remembers where they belong if the prompts b, as expand made
+ * them, follow what the state holds now; b NULL: nowhere; im NULL: forgets. (4) Calls that read
+ * b, in any pieces, find the images' rows at their places, and rows of 0 where the prompt of a
+ * sequence with images has the config's pad_token_id.
+ * im is not kept. If vit_forward fails the run holds no images. rows: those of image i. */
+TR_API int64_t   tr_image_rows(const tr_config *c, const tr_images *im, int64_t i);
+TR_API tr_status tr_run_opts_images(tr_ctx *ctx, tr_run_opts *o, const tr_config *c,
+                                    const tr_images *im);
+TR_API tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const tr_config *c,
+                                  const tr_images *im, const tr_batch *b);
+TR_API tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b);
 
 /* Runs b through the open layers; state grows by b->T. in: [N, D] views, needed if the model starts
  * after layer 0, else NULL. Leaves r->hidden, whose first N rows are this call's, and, if the model
@@ -1434,6 +1524,7 @@ TR_API tr_status tr_tap_state(tr_run *r);
 
 typedef struct tr_plan_op {     /* one operator call of the dry run */
     int64_t  layer;             /* -1: outside the layers */
+    int64_t  block;             /* of the vision tower; -1: outside */
     const char *op;             /* name of the entry */
     const char *name;           /* its weight or module, after the layer's prefix; "": between */
     tr_view  y;                 /* shape and type of the result */
@@ -6618,6 +6709,254 @@ tr_status tr_combine(tr_ctx *ctx, const tr_combine_args *a)
 }
 
 /* ============================================================================
+ * 19. Pictures {vit}
+ *
+ *     patches -> W x + positions -> blocks -> norm -> merge -> W gelu(W x) -> norm -> rows
+ *     block:  h = h + Wo attn(rope(q), rope(k), v),  q k v = Wqkv norm(h)
+ *             h = h + W1 gelu(W0 norm(h))
+ *
+ * (MoonViT, Kimi K3's modeling_kimi_k3.) The blocks are made of operators that the chapters above
+ * have; the engine strings them together. Attention has no mask: a patch sees all patches of its
+ * own picture, before it and behind it, and none of another. {attn} offers this without a case of
+ * its own: T patches that ask one head are T query heads that share a key head, at the last
+ * position. With q as [1, H T, Dk], head by head, and pos = T - 1, each of them sees all T keys.
+ *
+ * What is new here is what a plane needs: cutting into patches, a learned table of positions that
+ * has one size and must serve any, and the merge.
+ *
+ * Traps. Pairs of the rotation take column, row, column, row: x first, though rows come first
+ * everywhere else. The table is resized as a picture that has pixels at half-integers (no
+ * align_corners), by two neighbours an axis also when it shrinks (no antialias). Padding is black
+ * before the normalisation, so -1 and not 0. With one frame nothing is added for time; frame 0 of
+ * several gets cos 0 = 1 in the upper half. The tower's GELU is the one by tanh, the projector's
+ * the one by erf. q, k and v are wider than the residual here.
+ * ========================================================================= */
+
+void tr_image_normalize(float value[256], double mean, double std)
+{
+    float m = (float)mean, r = 1 / (float)std;
+    for (int v = 0; v < 256; v++) value[v] = ((float)v / 255 - m) * r;
+}
+
+void tr_patchify(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t gh, int64_t gw,
+                 int64_t P, const float *value)
+{
+    for (int64_t i = 0; i < gh * gw; i++)
+        for (int64_t c = 0; c < 3; c++)
+            for (int64_t r = i / gw * P; r < (i / gw + 1) * P; r++)
+                for (int64_t x = i % gw * P; x < (i % gw + 1) * P; x++)
+                    *y++ = value[c * 256 + (r < H && x < W ? rgb[(r * W + x) * 3 + c] : 0)];
+}
+
+/* Cell i of n lies at z in a table of G, whose entry k stands for the middle of [k, k + 1):
+ *
+ *     z = max(0, (i + 1/2) G / n - 1/2)     k0 = floor z     k1 = min(k0 + 1, G - 1)     b = z - k0
+ *
+ * (torch interpolate, bilinear, align_corners=False, antialias=False). Between 0 and the first
+ * middle, and past the last one, the table goes on as it is there. */
+typedef struct tri_between { int64_t k0, k1; double b; } tri_between;
+
+static tri_between tri_between_of(int64_t i, int64_t n, int64_t G)
+{
+    tri_between p;
+    double z = ((double)i + 0.5) * ((double)G / (double)n) - 0.5;
+    if (z < 0) z = 0;
+    p.k0 = tri_least((int64_t)z, G - 1);
+    p.k1 = tri_least(p.k0 + 1, G - 1);
+    p.b = z - (double)p.k0;
+    return p;
+}
+
+/* One cell of the grid, in all frames:
+ *
+ *     p   = (1 - bx) T[k0, j0] + bx T[k0, j1]       q the same in row k1
+ *     pos = (1 - by) p + by q
+ *     y   = pos + time[f] if there are several frames,
+ *     time[f] = [ sin(f w_0), sin(f w_1), ..  |  cos(f w_0), cos(f w_1), .. ],
+ *     w_j     = theta^(-2j/D) */
+static void tri_pos_cells_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_pos_args *a = (const tr_pos_args *)user;
+    int64_t D = a->y.shape[1], cells = a->h * a->w, Gw = a->table->cols / D;
+    double buf[4][TRI_PIECE];
+    for (int64_t i = begin; i < end; i++) {
+        tri_between r = tri_between_of(i / a->w, a->h, a->table->rows);
+        tri_between c = tri_between_of(i % a->w, a->w, Gw);
+        for (int64_t d0 = 0, n; d0 < D; d0 += n) {
+            const double *T[4];
+            n = tri_least(D - d0, TRI_PIECE);
+            for (int k = 0; k < 4; k++)
+                T[k] = tr_weight_row_f64(a->table, k / 2 ? r.k1 : r.k0,
+                                         (k % 2 ? c.k1 : c.k0) * D + d0, n, buf[k]);
+            for (int64_t d = d0; d < d0 + n; d++) {
+                double p = (1 - c.b) * T[0][d - d0] + c.b * T[1][d - d0];
+                double q = (1 - c.b) * T[2][d - d0] + c.b * T[3][d - d0];
+                double y = (1 - r.b) * p + r.b * q, w = 0;
+                if (a->t > 1) w = pow(a->theta, -2 * (double)(d % (D / 2)) / (double)D);
+                for (int64_t f = 0; f < a->t; f++) {
+                    double at = a->t == 1 ? 0 : d < D / 2 ? sin((double)f * w) : cos((double)f * w);
+                    tri_row_f64(a->y, f * cells + i)[d] = y + at;
+                }
+            }
+        }
+    }
+}
+
+static tr_status tri_grid_check(tr_ctx *ctx, const char *op, int64_t N, int64_t t, int64_t h,
+                                int64_t w)
+{
+    if (t > 0 && h > 0 && w > 0 && t <= N && h <= N / t && w <= N / t / h && t * h * w == N)
+        return TR_OK;
+    return tr_fail(ctx, TR_ERR_SHAPE, "%s: %lld rows for %lld frames of %lld x %lld patches", op,
+                   (long long)N, (long long)t, (long long)h, (long long)w);
+}
+
+static tr_status tri_pos_check(tr_ctx *ctx, tr_dtype t, const tr_pos_args *a)
+{
+    int64_t D = a->y.shape[1];
+    TRI_TRY(tri_fit(ctx, t, "pos", "y[N,D]", a->y));
+    TRI_TRY(tri_grid_check(ctx, "pos", a->y.shape[0], a->t, a->h, a->w));
+    if (!a->table || !a->table->format || !a->table->q)
+        return tr_fail(ctx, TR_ERR_ARG, "pos: the table is absent");
+    if (D < 1 || a->table->rows < 1 || a->table->cols < D || a->table->cols % D)
+        return tr_fail(ctx, TR_ERR_SHAPE, "pos: %s [%lld, %lld] does not hold rows of %lld",
+                       a->table->name, (long long)a->table->rows, (long long)a->table->cols,
+                       (long long)D);
+    if (a->t == 1) return TR_OK;
+    if (D % 2)
+        return tr_fail(ctx, TR_ERR_SHAPE, "pos: the time of frames needs an even width, not %lld",
+                       (long long)D);
+    if (a->theta > 0 && a->theta <= DBL_MAX) return TR_OK;
+    return tr_fail(ctx, TR_ERR_RANGE, "pos: theta is %g, must be above 0", a->theta);
+}
+
+tr_status tr_pos_resize_f64(tr_ctx *ctx, const tr_pos_args *a)
+{
+    tr_pos_args job = *a;
+    TRI_TRY(tri_pos_check(ctx, TR_F64, a));
+    tr_par_for(ctx, a->h * a->w, tri_grain(8 * a->t * a->y.shape[1]), tri_pos_cells_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's: z and frequencies in binary64; b = fl(z - k0) and 1 - b, the two rows' mixes and
+ * theirs in binary32, the second product of each fused; sines and cosines rounded once. */
+TRI_INLINE void tri_pos_cells(int hw, void *user, int64_t begin, int64_t end)
+{
+    const tr_pos_args *a = (const tr_pos_args *)user;
+    int64_t D = a->y.shape[1], cells = a->h * a->w, Gw = a->table->cols / D;
+    float buf[4][TRI_PIECE], y[TRI_PIECE];
+    for (int64_t i = begin; i < end; i++) {
+        tri_between r = tri_between_of(i / a->w, a->h, a->table->rows);
+        tri_between c = tri_between_of(i % a->w, a->w, Gw);
+        float rb = (float)r.b, ra = 1 - rb, cb = (float)c.b, ca = 1 - cb;
+        for (int64_t d0 = 0, n; d0 < D; d0 += n) {
+            const float *T[4];
+            n = tri_least(D - d0, TRI_PIECE);
+            for (int k = 0; k < 4; k++)
+                T[k] = tr_weight_row_f32(a->table, k / 2 ? r.k1 : r.k0,
+                                         (k % 2 ? c.k1 : c.k0) * D + d0, n, buf[k]);
+            for (int64_t d = 0; d < n; d++) {
+                float p = tri_fmaf(hw, cb, T[1][d], ca * T[0][d]);
+                float q = tri_fmaf(hw, cb, T[3][d], ca * T[2][d]);
+                y[d] = tri_fmaf(hw, rb, q, ra * p);
+            }
+            if (a->t == 1) memcpy(tri_row_f32(a->y, i) + d0, y, (size_t)n * sizeof *y);
+            for (int64_t d = d0; a->t > 1 && d < d0 + n; d++) {
+                double w = tr_pow64(a->theta, -2 * (double)(d % (D / 2)) / (double)D), sin_f, cos_f;
+                for (int64_t f = 0; f < a->t; f++) {
+                    tr_sincos64((double)f * w, &sin_f, &cos_f);
+                    tri_row_f32(a->y, f * cells + i)[d] =
+                        y[d - d0] + (float)(d < D / 2 ? sin_f : cos_f);
+                }
+            }
+        }
+    }
+}
+TRI_CLONES(tri_pos_cells)
+
+tr_status tr_pos_resize(tr_ctx *ctx, const tr_pos_args *a)
+{
+    tr_pos_args job = *a;
+    TRI_TRY(tri_pos_check(ctx, TR_F32, a));
+    tri_par_clone(ctx, a->h * a->w, tri_grain(8 * a->t * a->y.shape[1]), tri_pos_cells_clones,
+                  &job);
+    return TR_OK;
+}
+
+/* Row k of cell i of the coarser grid is the patch dy rows and dx columns into it, k = dy mw + dx:
+ *
+ *     y[i, k] = mean over frames f of x[f, (i div (w/mw)) mh + dy, (i mod (w/mw)) mw + dx] */
+static int64_t tri_merge_from(const tr_merge_args *a, int64_t i, int64_t k)
+{
+    int64_t w = a->w / a->mw;
+    return (i / w * a->mh + k / a->mw) * a->w + i % w * a->mw + k % a->mw;
+}
+
+static void tri_merge_rows_f64(void *user, int64_t begin, int64_t end)
+{
+    const tr_merge_args *a = (const tr_merge_args *)user;
+    int64_t D = a->x.shape[1], K = a->mh * a->mw, cells = a->h * a->w;
+    for (int64_t i = begin; i < end; i++) {
+        double *y = tri_row_f64(a->y, i);
+        int64_t from = tri_merge_from(a, i / K, i % K);
+        for (int64_t d = 0; d < D; d++) {
+            double sum = 0;
+            for (int64_t f = 0; f < a->t; f++) sum += tri_row_f64(a->x, f * cells + from)[d];
+            y[d] = sum / (double)a->t;
+        }
+    }
+}
+
+static tr_status tri_merge_check(tr_ctx *ctx, tr_dtype t, const tr_merge_args *a)
+{
+    TRI_TRY(tri_fit(ctx, t, "merge", "y[n,k,D] x[N,D]", a->y, a->x));
+    TRI_TRY(tri_grid_check(ctx, "merge", a->x.shape[0], a->t, a->h, a->w));
+    if (a->mh < 1 || a->mw < 1 || a->h % a->mh || a->w % a->mw)
+        return tr_fail(ctx, TR_ERR_SHAPE, "merge: a grid of %lld x %lld patches does not divide by "
+                       "%lld x %lld", (long long)a->h, (long long)a->w, (long long)a->mh,
+                       (long long)a->mw);
+    if (a->y.shape[0] == a->h / a->mh * (a->w / a->mw) && a->y.shape[1] == a->mh * a->mw)
+        return TR_OK;
+    return tr_fail(ctx, TR_ERR_SHAPE, "merge: y of %lld x %lld rows, %lld x %lld are made",
+                   (long long)a->y.shape[0], (long long)a->y.shape[1],
+                   (long long)(a->h / a->mh * (a->w / a->mw)), (long long)(a->mh * a->mw));
+}
+
+tr_status tr_patch_merge_f64(tr_ctx *ctx, const tr_merge_args *a)
+{
+    tr_merge_args job = *a;
+    TRI_TRY(tri_merge_check(ctx, TR_F64, a));
+    tr_par_for(ctx, tri_rows(a->y), tri_grain(a->t * a->x.shape[1]), tri_merge_rows_f64, &job);
+    return TR_OK;
+}
+
+/* The contract's: frames in sequence, from the first one's value; then the quotient. One frame is
+ * copied. */
+static void tri_merge_rows(void *user, int64_t begin, int64_t end)
+{
+    const tr_merge_args *a = (const tr_merge_args *)user;
+    int64_t D = a->x.shape[1], K = a->mh * a->mw, cells = a->h * a->w;
+    for (int64_t i = begin; i < end; i++) {
+        float *y = tri_row_f32(a->y, i);
+        int64_t from = tri_merge_from(a, i / K, i % K);
+        if (D) memcpy(y, tri_row_f32(a->x, from), (size_t)D * sizeof *y);
+        for (int64_t f = 1; f < a->t; f++) {
+            const float *x = tri_row_f32(a->x, f * cells + from);
+            for (int64_t d = 0; d < D; d++) y[d] += x[d];
+        }
+        for (int64_t d = 0; a->t > 1 && d < D; d++) y[d] /= (float)a->t;
+    }
+}
+
+tr_status tr_patch_merge(tr_ctx *ctx, const tr_merge_args *a)
+{
+    tr_merge_args job = *a;
+    TRI_TRY(tri_merge_check(ctx, TR_F32, a));
+    tr_par_for(ctx, tri_rows(a->y), tri_grain(a->t * a->x.shape[1]), tri_merge_rows, &job);
+    return TR_OK;
+}
+
+/* ============================================================================
  * 20. The table of operators {ops}
  *
  * TR_OPS_LIST is the one list of operators; the table's type, the oracle, the contract, the dry
@@ -6738,6 +7077,8 @@ TRI_DRY(experts, tr_experts_args, a->y,
         2 * (double)(a->y.shape[0] * a->y.shape[1]) *
         (double)(2 * tri_params(a->gate) + tri_params(a->down)))
 TRI_DRY(combine, tr_combine_args, a->y, 0, 2 * tri_extent(a->x))
+TRI_DRY(pos, tr_pos_args, a->y, tri_params(a->table), 0)
+TRI_DRY(merge, tr_merge_args, a->y, 0, 0)
 #undef TRI_DRY
 
 /* l may be NULL: nobody listens. */
@@ -8392,7 +8733,8 @@ static const tri_key tri_keys_kimi_k3[] = {
     { "dtype", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "\"bfloat16\"" },
     { "bos_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "256" },
     { "eos_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(eos), NULL, "258" },
-    { "media_placeholder_token_id", TRI_OPTIONAL, TRI_ANY, TR_NO_FIELD, NULL, "277" },
+    { "media_placeholder_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(media), NULL, "277" },
+    { "pad_token_id", TRI_OPTIONAL, TRI_IDS, TRI_F(pad), NULL, NULL },
     { "tie_word_embeddings", TRI_ALIAS, TRI_BOOL, TRI_F(tie), NULL, "false" },
     { "text_config", TRI_REQUIRED, TRI_OBJECT, TR_NO_FIELD, NULL, NULL },
     { "text_config.model_type", TRI_EXACT, TRI_STRING, TR_NO_FIELD, "kimi_linear",
@@ -8496,7 +8838,7 @@ static const tri_key tri_keys_kimi_k3[] = {
     { "vision_config.patch_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_patch), NULL, "14" },
     { "vision_config.init_pos_emb_height", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_pos_h), NULL, "8" },
     { "vision_config.init_pos_emb_width", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_pos_w), NULL, "8" },
-    { "vision_config.init_pos_emb_time", TRI_REQUIRED, TRI_SIZE, TR_NO_FIELD, NULL, "4" },
+    { "vision_config.init_pos_emb_time", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_frames), NULL, "4" },
     { "vision_config.vt_num_hidden_layers", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_layers), NULL, "2" },
     { "vision_config.vt_hidden_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_dim), NULL, "48" },
     { "vision_config.vt_intermediate_size", TRI_REQUIRED, TRI_SIZE, TRI_F(vit_ffn), NULL, "80" },
@@ -8526,7 +8868,7 @@ static const tri_key tri_keys_kimi_k3[] = {
       "\"patchmergerv2\"" },
     { "vision_config.projector_hidden_act", TRI_ONLY, TRI_STRING, TR_NO_FIELD, "gelu",
       "\"gelu\"" },
-    { "vision_config.projector_ln_eps", TRI_REQUIRED, TRI_POSITIVE, TR_NO_FIELD, NULL, "1e-05" },
+    { "vision_config.projector_ln_eps", TRI_REQUIRED, TRI_POSITIVE, TRI_F(mm_eps), NULL, "1e-05" },
     { "vision_config.", TRI_INERT, TRI_ANY, TR_NO_FIELD, "_attn_implementation", NULL },
     { "text_config.", TRI_INERT, TRI_ANY, TR_NO_FIELD,
       "auto_map dtype pad_token_id use_cache initializer_range transformers_version "
@@ -8541,7 +8883,7 @@ static const tri_key tri_keys_kimi_k3[] = {
       "task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torchscript "
       "typical_p use_bfloat16", NULL },
     { "", TRI_INERT, TRI_ANY, TR_NO_FIELD,
-      "auto_map pad_token_id ignore_index image_placeholder transformers_version", NULL },
+      "auto_map ignore_index image_placeholder transformers_version", NULL },
     { NULL, TRI_INERT, TRI_ANY, 0, NULL, NULL }
 };
 
@@ -8701,37 +9043,40 @@ static const tr_weight_spec tri_w_mtp[] = {
       TR_STORE_LINEAR, TR_INIT_LINEAR, 2 },
     TRI_END
 };
-#define TRI_VIT(where, name, shape, init, c) \
-    { where, TR_W_NONE, name, shape, "vit_layers", TR_STORE_LINEAR, init, c }
+#define TRI_VIT(where, id, name, shape, init, c) \
+    { where, id, name, shape, "vit_layers", TR_STORE_LINEAR, init, c }
+#define TRI_VIT_NORM(where, id, name, shape) \
+    { where, id, name, shape, "vit_layers", TR_STORE_VECTOR, TR_INIT_NORM, 0.3 }
 static const tr_weight_spec tri_w_vit_patch[] = {
-    TRI_VIT(TR_AT_VISION, "vision_tower.patch_embed.proj.weight", "vit_dim 3 vit_patch vit_patch",
-            TR_INIT_NORMAL, 0.05),
-    TRI_VIT(TR_AT_VISION, "vision_tower.patch_embed.pos_emb.weight",
+    TRI_VIT(TR_AT_VISION, TR_W_VIT_PATCH, "vision_tower.patch_embed.proj.weight",
+            "vit_dim 3 vit_patch vit_patch", TR_INIT_NORMAL, 0.05),
+    TRI_VIT(TR_AT_VISION, TR_W_VIT_POS, "vision_tower.patch_embed.pos_emb.weight",
             "vit_pos_h vit_pos_w vit_dim", TR_INIT_NORMAL, 0.5),
     TRI_END
 };
 static const tr_weight_spec tri_w_vit_block[] = {
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.norm0.weight", "vit_dim",
-            TR_INIT_NORM, 0.3),
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.wqkv.weight", "3*vit_qkv vit_dim",
-            TR_INIT_LINEAR, 2),
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.wo.weight", "vit_dim vit_qkv",
-            TR_INIT_LINEAR, 1),
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.norm1.weight", "vit_dim",
-            TR_INIT_NORM, 0.3),
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.mlp.fc0.weight", "vit_ffn vit_dim",
-            TR_INIT_LINEAR, 2),
-    TRI_VIT(TR_AT_BLOCK, "vision_tower.encoder.blocks.{b}.mlp.fc1.weight", "vit_dim vit_ffn",
-            TR_INIT_LINEAR, 1),
+    TRI_VIT_NORM(TR_AT_BLOCK, TR_W_VIT_NORM0, "vision_tower.encoder.blocks.{b}.norm0.weight",
+                 "vit_dim"),
+    TRI_VIT(TR_AT_BLOCK, TR_W_VIT_QKV, "vision_tower.encoder.blocks.{b}.wqkv.weight",
+            "3*vit_qkv vit_dim", TR_INIT_LINEAR, 2),
+    TRI_VIT(TR_AT_BLOCK, TR_W_VIT_O, "vision_tower.encoder.blocks.{b}.wo.weight",
+            "vit_dim vit_qkv", TR_INIT_LINEAR, 1),
+    TRI_VIT_NORM(TR_AT_BLOCK, TR_W_VIT_NORM1, "vision_tower.encoder.blocks.{b}.norm1.weight",
+                 "vit_dim"),
+    TRI_VIT(TR_AT_BLOCK, TR_W_VIT_FC0, "vision_tower.encoder.blocks.{b}.mlp.fc0.weight",
+            "vit_ffn vit_dim", TR_INIT_LINEAR, 2),
+    TRI_VIT(TR_AT_BLOCK, TR_W_VIT_FC1, "vision_tower.encoder.blocks.{b}.mlp.fc1.weight",
+            "vit_dim vit_ffn", TR_INIT_LINEAR, 1),
     TRI_END
 };
 static const tr_weight_spec tri_w_vit_out[] = {
-    TRI_VIT(TR_AT_VISION, "vision_tower.encoder.final_layernorm.weight", "vit_dim",
-            TR_INIT_NORM, 0.3),
-    TRI_VIT(TR_AT_VISION, "mm_projector.proj.0.weight", "vit_merged vit_merged",
+    TRI_VIT_NORM(TR_AT_VISION, TR_W_VIT_NORM, "vision_tower.encoder.final_layernorm.weight",
+                 "vit_dim"),
+    TRI_VIT(TR_AT_VISION, TR_W_MM_FC0, "mm_projector.proj.0.weight", "vit_merged vit_merged",
             TR_INIT_LINEAR, 1),
-    TRI_VIT(TR_AT_VISION, "mm_projector.proj.2.weight", "vit_out vit_merged", TR_INIT_LINEAR, 1),
-    TRI_VIT(TR_AT_VISION, "mm_projector.post_norm.weight", "vit_out", TR_INIT_NORM, 0.3),
+    TRI_VIT(TR_AT_VISION, TR_W_MM_FC1, "mm_projector.proj.2.weight", "vit_out vit_merged",
+            TR_INIT_LINEAR, 1),
+    TRI_VIT_NORM(TR_AT_VISION, TR_W_MM_NORM, "mm_projector.post_norm.weight", "vit_out"),
     TRI_END
 };
 
@@ -8775,6 +9120,14 @@ static const tr_fact tri_facts_kimi_k3[] = {
     { "kda.a_log_pad", TRI_F(a_log_pad), 128, "",
       "A_log is stored padded to a multiple of this; only the heads' entries are read" },
     { "router.renorm_eps", TRI_F(renorm_eps), 1e-20, "", "added to the sum in KimiMoEGate" },
+    { "vit.norm_eps", TRI_F(vit_eps), 1.1920928955078125e-07, "",
+      "nn.RMSNorm without eps: 2^-23 in today's torch for BF16 and F32; 2^-7 in older kernels" },
+    { "vit.rope_theta", TRI_F(vit_theta), 10000, "",
+      "of both axes, pairs by column and by row in turn, column first" },
+    { "vit.time_theta", TRI_F(vit_time_theta), 10000, "", "of the sines that tell frames apart" },
+    { "vit.max_grid", TRI_F(vit_grid), 512, "", "rows and columns of patches it has angles for" },
+    { "vit.pad_rows", TR_NO_FIELD, 0, "0 in a prompt with images",
+      "the vendor's merge leaves embeddings of pad_token_id out" },
     { "router.ties", TR_NO_FIELD, 0, "lower expert index", "torch.topk leaves it open" },
     { "sampling.ties", TR_NO_FIELD, 0, "lower token id", "torch leaves it open" }
 };
@@ -9306,8 +9659,19 @@ static tr_status tri_check_config(tr_ctx *ctx, const tr_config *c, const char *n
     TRI_REFUSE(c->vit_layers && c->vit_qkv % c->vit_heads, "%s: vision_config.qkv_hidden_size %lld "
                "does not divide among %lld heads", name, (long long)c->vit_qkv,
                (long long)c->vit_heads);
-    TRI_REFUSE(c->vit_layers && c->vit_merge.n != 2, "%s: vision_config.merge_kernel_size must be "
-               "two numbers", name);
+    TRI_REFUSE(c->vit_layers && c->vit_qkv / c->vit_heads % 4, "%s: vision_config's heads of %lld "
+               "do not form pairs for two axes", name, (long long)(c->vit_qkv / c->vit_heads));
+    TRI_REFUSE(c->vit_layers && c->vit_frames > 1 && c->vit_dim % 2, "%s: vision_config's width of "
+               "%lld has no halves for the time of frames", name, (long long)c->vit_dim);
+    TRI_REFUSE(c->vit_layers && (c->vit_merge.n != 2 || c->vit_merge.v[0] < 1 ||
+                                 c->vit_merge.v[1] < 1), "%s: vision_config.merge_kernel_size must "
+               "be two numbers above 0", name);
+    TRI_REFUSE(c->vit_layers && c->media.n != 1, "%s: key \"media_placeholder_token_id\" must name "
+               "one id", name);
+    TRI_REFUSE(c->vit_layers && c->media.v[0] >= c->vocab, "%s: media_placeholder_token_id %lld "
+               "lies outside the vocabulary of %lld", name, (long long)c->media.v[0],
+               (long long)c->vocab);
+    TRI_REFUSE(c->pad.n > 1, "%s: pad_token_id is %lld ids, not one", name, (long long)c->pad.n);
     for (int64_t i = 0; i < c->eos.n; i++)
         TRI_REFUSE(c->eos.v[i] >= c->vocab, "%s: eos_token_id %lld lies outside the vocabulary of "
                    "%lld", name, (long long)c->eos.v[i], (long long)c->vocab);
@@ -9337,6 +9701,8 @@ void tr_config_free(tr_ctx *ctx, tr_config *c)
     tr_free(ctx, c->quant_blocks.v);
     tr_free(ctx, c->vit_merge.v);
     tr_free(ctx, c->eos.v);
+    tr_free(ctx, c->media.v);
+    tr_free(ctx, c->pad.v);
     tr_free(ctx, c->layer);
     tr_free(ctx, c->accepted);
     tr_free(ctx, c->sets);
@@ -9646,6 +10012,7 @@ typedef struct tri_each {
     void *user;
 } tri_each;
 
+/* expert: the number in its name, of an expert or a block. */
 static tr_status tri_each_row(const tri_each *w, const tri_scope *s, const tr_weight_spec *spec,
                               const char *prefix, int64_t expert, int optional)
 {
@@ -9665,6 +10032,7 @@ static tr_status tri_each_row(const tri_each *w, const tri_scope *s, const tr_we
     e.stem = stem;
     e.layer = s->layer;
     e.expert = spec->where == TR_AT_EXPERT ? expert : -1;
+    e.block = spec->where == TR_AT_BLOCK ? expert : -1;
     e.optional = optional;
     e.params = 1;
     for (p = spec->shape; *p; p += *p == ' ') {
@@ -9954,6 +10322,9 @@ void tr_mark_free(tr_state *s, tr_mark *m)
  * Scratch comes from the run's arena. A sublayer pushes what it needs, and the layer gives it all
  * back.
  *
+ * Images go through their tower one by one, so that none can see another, and wait as rows until
+ * the calls that read the prompt come to their places.
+ *
  * Traps. The format of a weight is what its file holds; that the config announces another is an
  * error, not a hint. A weight is looked through for NaN before its first use and not when it is
  * bound: a checkpoint of 1.5 TB would be read to open it. A name in the folder that no table knows
@@ -9979,9 +10350,15 @@ typedef struct tri_binder {
 static tr_layer *tri_layer_of(tr_model *m, const tr_expected *e)
 {
     if (e->spec->id == TR_W_NONE || e->optional) return NULL;
+    if (e->block >= 0) return &m->vit[e->block];
     if (e->layer < 0) return &m->top;
     if (e->layer < m->first || e->layer >= m->first + m->layers) return NULL;
     return &m->layer[e->layer - m->first];
+}
+
+static int tri_is_vision(const tr_expected *e)
+{
+    return e->spec->where == TR_AT_VISION || e->spec->where == TR_AT_BLOCK;
 }
 
 static int tri_is_vector(const tr_expected *e)
@@ -10108,6 +10485,7 @@ static tr_status tri_bind_vector(tri_binder *b, tr_ctx *ctx, const tr_expected *
     return TR_OK;
 }
 
+/* What has more than two dimensions is a matrix of its first by all others. */
 static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *e, tr_layer *ly,
                                  const tr_qformat *f, const tr_st_entry *q, const tr_st_entry *s)
 {
@@ -10125,8 +10503,8 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
     }
     ly->spec[id] = e->spec;
     return tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
-                        s ? s->view.data : NULL, e->shape[0], e->shape[1], c->block_rows,
-                        c->block_cols);
+                        s ? s->view.data : NULL, e->shape[0], e->params / e->shape[0],
+                        c->block_rows, c->block_cols);
 }
 
 /* Called for every tensor that the config asks for. */
@@ -10208,6 +10586,9 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
         m->layer[l].index = m->first + l;
         m->layer[l].kind = m->cfg.layer[m->first + l];
     }
+    TRI_TRY(tri_alloc_n(ctx, &p, m->cfg.vit_layers, sizeof *m->vit));
+    m->vit = (tr_layer *)p;
+    for (int64_t l = 0; l < m->cfg.vit_layers; l++) m->vit[l].index = l;
     memset(&b, 0, sizeof b);
     b.m = m;
     TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
@@ -10284,6 +10665,7 @@ void tr_model_close(tr_model *m)
     for (int64_t l = 0; m->layer && l < m->layers; l++)
         for (int k = 0; k < 3; k++) tr_free(ctx, m->layer[l].expert[k]);
     tr_free(ctx, m->layer);
+    tr_free(ctx, m->vit);
     tr_free(ctx, m->vectors);
     tr_shards_close(ctx, &m->shards);
     tr_config_free(ctx, &m->cfg);
@@ -10381,6 +10763,7 @@ static tr_status tri_tap_as(tr_run *r, const char *name, tr_view x, tr_tap_kind 
     t.pos = r->state.len;
     t.seq = seq;
     t.grows = 0;
+    t.row = t.rows = 0;
     return r->opts.tap(r->opts.tap_user, r->ctx, &t);
 }
 
@@ -11104,6 +11487,520 @@ tr_status tr_layer_forward(tr_run *r, tr_layer *ly)
     return TR_OK;
 }
 
+/* ---- images --------------------------------------------------------------- */
+
+int64_t tr_image_rows(const tr_config *c, const tr_images *im, int64_t i)
+{
+    return im->grid[3 * i + 1] / c->vit_merge.v[0] * (im->grid[3 * i + 2] / c->vit_merge.v[1]);
+}
+
+static tr_status tri_check_grid(tr_ctx *ctx, const tr_config *c, const int64_t *grid, int64_t i)
+{
+    long long t = grid[0], h = grid[1], w = grid[2], mh = c->vit_merge.v[0], mw = c->vit_merge.v[1];
+    if (t < 1 || t > c->vit_frames)
+        return tr_fail(ctx, TR_ERR_RANGE, "image %lld: %lld frames; %s takes 1 to %lld",
+                       (long long)i, t, c->family->name, (long long)c->vit_frames);
+    if (h < 1 || w < 1 || (double)h > c->vit_grid || (double)w > c->vit_grid)
+        return tr_fail(ctx, TR_ERR_RANGE, "image %lld: a grid of %lld x %lld patches; %s takes 1 "
+                       "to %lld a side", (long long)i, h, w, c->family->name,
+                       (long long)c->vit_grid);
+    if (h % mh || w % mw)
+        return tr_fail(ctx, TR_ERR_SHAPE, "image %lld: a grid of %lld x %lld patches does not "
+                       "divide into cells of %lld x %lld", (long long)i, h, w, mh, mw);
+    return TR_OK;
+}
+
+static tr_status tri_check_images(tr_ctx *ctx, const tr_config *c, const tr_images *im)
+{
+    char s[96];
+    const tr_view *v = &im->pixels;
+    int64_t P = c->vit_patch, patches = 0;
+    if (!c->vit_layers)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s has no vision tower: it takes no images (%lld "
+                       "given)", c->family->name, (long long)im->n);
+    if (im->n < 1 || !v->data) return tr_fail(ctx, TR_ERR_ARG, "no images were given");
+    if (v->dtype != TR_F32)
+        return tr_fail(ctx, TR_ERR_DTYPE, "pixel_values is %s, not F32", tr_view_str(*v, s));
+    if (v->rank != 4 || v->shape[1] != 3 || v->shape[2] != P || v->shape[3] != P ||
+        !tr_view_is_contig(*v))
+        return tr_fail(ctx, TR_ERR_SHAPE, "pixel_values is %s; %s takes patches [3, %lld, %lld]",
+                       tr_view_str(*v, s), c->family->name, (long long)P, (long long)P);
+    for (int64_t i = 0; i < im->n; i++) {
+        const int64_t *g = im->grid + 3 * i;
+        TRI_TRY(tri_check_grid(ctx, c, g, i));
+        if (g[0] * g[1] > (v->shape[0] - patches) / g[2])
+            return tr_fail(ctx, TR_ERR_SHAPE, "the grid of image %lld, %lld x %lld x %lld, does "
+                           "not fit the %lld patches left of %lld in pixel_values", (long long)i,
+                           (long long)g[0], (long long)g[1], (long long)g[2],
+                           (long long)(v->shape[0] - patches), (long long)v->shape[0]);
+        patches += g[0] * g[1] * g[2];
+    }
+    if (patches == v->shape[0]) return TR_OK;
+    return tr_fail(ctx, TR_ERR_SHAPE, "the grids of %lld images make %lld patches, pixel_values "
+                   "holds %lld", (long long)im->n, (long long)patches, (long long)v->shape[0]);
+}
+
+tr_status tr_run_opts_images(tr_ctx *ctx, tr_run_opts *o, const tr_config *c, const tr_images *im)
+{
+    TRI_TRY(tri_check_images(ctx, c, im));
+    o->max_patches = o->image_rows = 0;
+    o->max_images = im->n;
+    for (int64_t i = 0; i < im->n; i++) {
+        int64_t n = im->grid[3 * i] * im->grid[3 * i + 1] * im->grid[3 * i + 2];
+        if (n > o->max_patches) o->max_patches = n;
+        o->image_rows += tr_image_rows(c, im, i);
+    }
+    return TR_OK;
+}
+
+static int64_t tri_placeholders(const tr_config *c, const tr_batch *b)
+{
+    int64_t all = 0, n = 0;
+    for (int64_t s = 0; s < b->B; s++) all += b->T[s];
+    for (int64_t i = 0; i < all; i++) n += b->ids[i] == c->media.v[0];
+    return n;
+}
+
+tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const tr_config *c,
+                           const tr_images *im, const tr_batch *b)
+{
+    int64_t n, k = 0, at = 0;
+    const int32_t *id = b->ids;
+    TRI_TRY(tri_check_images(ctx, c, im));
+    n = tri_placeholders(c, b);
+    if (n != im->n)
+        return tr_fail(ctx, TR_ERR_ARG, "%s: %lld placeholders (id %lld) in the prompts for %lld "
+                       "images; each image needs one", c->family->name, (long long)n,
+                       (long long)c->media.v[0], (long long)im->n);
+    for (int64_t s = 0; s < b->B; s++) {
+        int64_t from = at;
+        for (int64_t t = 0; t < b->T[s]; t++, id++) {
+            int64_t rows = *id == c->media.v[0] ? tr_image_rows(c, im, k++) : 1;
+            for (int64_t i = 0; ids && i < rows; i++) ids[at + i] = *id;
+            at += rows;
+        }
+        T[s] = at - from;
+    }
+    return TR_OK;
+}
+
+/* One image on its way through the tower. */
+typedef struct tri_sight {
+    int64_t image, t, h, w, N;          /* its grid, its patches */
+    int64_t at, patches;                /* its first patch, of all images' */
+} tri_sight;
+
+/* Name of a module from its weight's: the block's number put in, ".weight" left out. */
+static void tri_vit_name(const tr_run *r, char out[256], const tr_layer *ly, tr_weight_id id)
+{
+    char *end;
+    tri_name(out, 256, "", ly->spec[id]->name, r->block ? r->block->index : 0);
+    end = strstr(out, ".weight");
+    if (end) *end = 0;
+}
+
+static tr_status tri_vit_in(tr_run *r, const char *name, tr_status s)
+{
+    return s == TR_OK ? s : tr_fail_in(r->ctx, s, "%s", name);
+}
+
+/* Rows of the image's patches, under a full name. */
+static tr_status tri_vit_tap(tr_run *r, const char *name, tr_view x, int64_t row, int64_t rows,
+                             tri_tap_class cls)
+{
+    tr_tap t;
+    if (r->ops.dry || !tri_wanted(r, name, cls)) return TR_OK;
+    memset(&t, 0, sizeof t);
+    t.name = name;
+    t.x = x;
+    t.kind = TR_TAP_PATCHES;
+    t.seq = -1;
+    t.row = row;
+    t.rows = rows;
+    return r->opts.tap(r->opts.tap_user, r->ctx, &t);
+}
+
+/* The same, under the name of the block and what is in it. */
+static tr_status tri_vit_tap_in(tr_run *r, const tri_sight *z, const char *part, tr_view x,
+                                tri_tap_class cls)
+{
+    char name[256];
+    snprintf(name, sizeof name, "vision_tower.encoder.blocks.%lld%s", (long long)r->block->index,
+             part);
+    return tri_vit_tap(r, name, x, z->at, z->patches, cls);
+}
+
+static tr_status tri_vit_finite(tr_run *r, const tri_sight *z, const char *name, tr_view x)
+{
+    if (r->ops.dry) return TR_OK;
+    for (int64_t i = 0, D = x.shape[1]; i < x.shape[0]; i++)
+        for (int64_t d = 0; d < D; d++) {
+            double v = tr_get_f64(x.data, x.dtype, i * x.stride[0] + d);
+            if (isfinite(v)) continue;
+            return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: image %lld, row %lld, element %lld is "
+                           "%g", name, (long long)z->image, (long long)i, (long long)d, v);
+        }
+    return TR_OK;
+}
+
+/* y = x W^T, without a tap. */
+static tr_status tri_vit_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
+{
+    char name[256];
+    tr_matmul_args a;
+    tri_vit_name(r, name, ly, id);
+    r->doing = ly->spec[id]->name;
+    a.y = y;
+    a.x = x;
+    a.w = &ly->w[id];
+    a.bias = tr_view_none();
+    TRI_TRY(tri_vit_in(r, name, tri_check_weight(r, &ly->w[id])));
+    return tri_vit_in(r, name, r->ops.matmul(r->ops.user, r->ctx, &a));
+}
+
+static tr_status tri_vit_norm(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x,
+                              double eps)
+{
+    char name[256];
+    tr_norm_args a;
+    tri_vit_name(r, name, ly, id);
+    r->doing = ly->spec[id]->name;
+    memset(&a, 0, sizeof a);
+    a.y = y;
+    a.x = x;
+    a.w = tri_vec(r, ly, id);
+    a.kind = TR_NORM_RMS;
+    a.eps = eps;
+    a.scale = 1;
+    a.groups = 1;
+    return tri_vit_in(r, name, r->ops.norm(r->ops.user, r->ctx, &a));
+}
+
+static tr_status tri_vit_gelu(tr_run *r, tr_view x, tr_gelu_kind kind, const char *name)
+{
+    tr_gelu_args a;
+    a.y = x;
+    a.x = x;
+    a.kind = kind;
+    return tri_vit_in(r, name, r->ops.gelu(r->ops.user, r->ctx, &a));
+}
+
+/* h = W pixels + positions. */
+static tr_status tri_vit_embed(tr_run *r, const tri_sight *z, const tr_images *im, tr_view h)
+{
+    static const char proj[] = "vision_tower.patch_embed.proj";
+    const tr_config *c = &r->model->cfg;
+    tr_layer *top = &r->model->top;
+    size_t mark = tr_arena_mark(&r->arena);
+    int64_t I = 3 * c->vit_patch * c->vit_patch;
+    tr_view x, pos;
+    tr_pos_args a;
+    TRI_TRY(tri_push2(r, &x, z->N, I));
+    TRI_TRY(tri_push2(r, &pos, z->N, c->vit_dim));
+    if (!r->ops.dry) {
+        float *from = tr_view_f32(im->pixels) + z->at * I;
+        TRI_TRY(tr_view_copy(r->ctx, x, tr_view2(from, TR_F32, z->N, I)));
+    }
+    TRI_TRY(tri_vit_finite(r, z, "pixel_values", x));
+    TRI_TRY(tri_vit_linear(r, top, TR_W_VIT_PATCH, h, x));
+    TRI_TRY(tri_vit_tap(r, proj, h, z->at, z->patches, TRI_TAP_FINE));
+    r->doing = top->spec[TR_W_VIT_POS]->name;
+    a.y = pos;
+    a.table = &top->w[TR_W_VIT_POS];
+    a.t = z->t;
+    a.h = z->h;
+    a.w = z->w;
+    a.theta = c->vit_time_theta;
+    TRI_TRY(tri_vit_in(r, r->doing, tri_check_weight(r, &top->w[TR_W_VIT_POS])));
+    TRI_TRY(tri_vit_in(r, r->doing, r->ops.pos(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_add(r, h, h, pos));
+    tr_arena_rewind(&r->arena, mark);
+    return tri_vit_tap(r, "vision_tower.patch_embed", h, z->at, z->patches, TRI_TAP_FINE);
+}
+
+/* Column, row of every patch: its positions for the rotation. */
+static tr_status tri_vit_positions(tr_run *r, const tri_sight *z, tr_view *pos)
+{
+    int64_t *p;
+    TRI_TRY(tri_push(r, pos, tr_view2(NULL, TR_I64, z->N, 2)));
+    p = (int64_t *)pos->data;
+    for (int64_t i = 0; !r->ops.dry && i < z->N; i++) {
+        p[2 * i] = i % z->w;
+        p[2 * i + 1] = i / z->w % z->h;
+    }
+    return TR_OK;
+}
+
+static tr_status tri_vit_rope(tr_run *r, const tri_sight *z, tr_view x, tr_view pos,
+                              const char *tap)
+{
+    tr_rope_args a;
+    a.x = x;
+    a.pos = pos;
+    a.inv_freq = r->vit_freq;
+    a.mult = 1;
+    a.layout = TR_ROPE_INTERLEAVED;
+    TRI_TRY(tri_vit_in(r, "vision_tower", r->ops.rope(r->ops.user, r->ctx, &a)));
+    return tri_vit_tap_in(r, z, tap, x, TRI_TAP_FINE);
+}
+
+/* [N, H, d], as [H, N, d] */
+static tr_view tri_by_head(tr_view v)
+{
+    int64_t n = v.shape[0], step = v.stride[0];
+    v.shape[0] = v.shape[1];
+    v.stride[0] = v.stride[1];
+    v.shape[1] = n;
+    v.stride[1] = step;
+    return v;
+}
+
+/* y = Wo attn(rope(q), rope(k), v), every patch seeing all of its image: N patches that ask one
+ * head are N query heads sharing a key head, at the last position ({vit}). */
+static tr_status tri_vit_attend(tr_run *r, tr_layer *ly, const tri_sight *z, tr_view y, tr_view x,
+                                tr_view pos)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t N = z->N, Q = c->vit_qkv, H = c->vit_heads, d = Q / H;
+    tr_view qkv, heads[3], q, ctx;
+    tr_attn_args a;
+    TRI_TRY(tri_push2(r, &qkv, N, 3 * Q));
+    TRI_TRY(tri_push3(r, &q, H, N, d));
+    TRI_TRY(tri_push3(r, &ctx, H, N, d));
+    TRI_TRY(tri_vit_linear(r, ly, TR_W_VIT_QKV, qkv, x));
+    TRI_TRY(tri_vit_tap_in(r, z, ".wqkv", qkv, TRI_TAP_FINE));
+    for (int k = 0; k < 3; k++) heads[k] = tr_view_split(tr_view_slice(qkv, 1, k * Q, Q), 1, d);
+    TRI_TRY(tri_vit_rope(r, z, heads[0], pos, ".rope_q"));
+    TRI_TRY(tri_vit_rope(r, z, heads[1], pos, ".rope_k"));
+    TRI_TRY(tri_copy(r, q, tri_by_head(heads[0])));
+    memset(&a, 0, sizeof a);
+    a.y = tr_view3(ctx.data, ctx.dtype, 1, H * N, d);
+    a.q = tr_view3(q.data, q.dtype, 1, H * N, d);
+    a.k = heads[1];
+    a.v = heads[2];
+    a.pos = N - 1;
+    a.scale = 1 / sqrt((double)d);
+    TRI_TRY(tri_vit_in(r, "vision_tower", r->ops.attn(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_copy(r, tri_by_head(heads[0]), ctx));       /* q is not needed any more */
+    x = tr_view_slice(qkv, 1, 0, Q);
+    TRI_TRY(tri_vit_tap_in(r, z, ".attn_ctx", x, TRI_TAP_FINE));
+    TRI_TRY(tri_vit_linear(r, ly, TR_W_VIT_O, y, x));
+    return tri_vit_tap_in(r, z, ".wo", y, TRI_TAP_FINE);
+}
+
+static tr_status tri_vit_block(tr_run *r, tr_layer *ly, const tri_sight *z, tr_view h, tr_view x,
+                               tr_view pos)
+{
+    const tr_config *c = &r->model->cfg;
+    size_t mark = tr_arena_mark(&r->arena);
+    char name[64];
+    tr_view u;
+    r->block = ly;
+    TRI_TRY(tri_vit_norm(r, ly, TR_W_VIT_NORM0, x, h, c->vit_eps));
+    TRI_TRY(tri_vit_tap_in(r, z, ".norm0", x, TRI_TAP_FINE));
+    TRI_TRY(tri_vit_attend(r, ly, z, x, x, pos));
+    TRI_TRY(tri_add(r, h, h, x));
+    tr_arena_rewind(&r->arena, mark);
+    TRI_TRY(tri_vit_norm(r, ly, TR_W_VIT_NORM1, x, h, c->vit_eps));
+    TRI_TRY(tri_vit_tap_in(r, z, ".norm1", x, TRI_TAP_FINE));
+    TRI_TRY(tri_push2(r, &u, z->N, c->vit_ffn));
+    TRI_TRY(tri_vit_linear(r, ly, TR_W_VIT_FC0, u, x));
+    TRI_TRY(tri_vit_gelu(r, u, TR_GELU_TANH, "vision_tower"));
+    TRI_TRY(tri_vit_linear(r, ly, TR_W_VIT_FC1, x, u));
+    TRI_TRY(tri_vit_tap_in(r, z, ".mlp", x, TRI_TAP_FINE));
+    TRI_TRY(tri_add(r, h, h, x));
+    tr_arena_rewind(&r->arena, mark);
+    snprintf(name, sizeof name, "vision_tower.encoder.blocks.%lld", (long long)ly->index);
+    TRI_TRY(tri_vit_finite(r, z, name, h));
+    TRI_TRY(tri_vit_tap_in(r, z, "", h, TRI_TAP_MAIN));
+    r->block = NULL;
+    return TR_OK;
+}
+
+/* y [n, hidden] = norm(W1 gelu(W0 merged)), the cells' rows side by side. */
+static tr_status tri_vit_project(tr_run *r, const tri_sight *z, tr_view y, tr_view h)
+{
+    const tr_config *c = &r->model->cfg;
+    tr_layer *top = &r->model->top;
+    int64_t n = y.shape[0], K = c->vit_merge.v[0] * c->vit_merge.v[1];
+    char name[64];
+    tr_view m, flat, u;
+    tr_merge_args a;
+    TRI_TRY(tri_push3(r, &m, n, K, c->vit_dim));
+    TRI_TRY(tri_push2(r, &u, n, K * c->vit_dim));
+    r->doing = "vision_tower.merged";
+    a.y = m;
+    a.x = h;
+    a.t = z->t;
+    a.h = z->h;
+    a.w = z->w;
+    a.mh = c->vit_merge.v[0];
+    a.mw = c->vit_merge.v[1];
+    TRI_TRY(tri_vit_in(r, r->doing, r->ops.merge(r->ops.user, r->ctx, &a)));
+    snprintf(name, sizeof name, "vision_tower.merged.%lld", (long long)z->image);
+    TRI_TRY(tri_vit_tap(r, name, m, 0, n, TRI_TAP_FINE));
+    flat = tr_view2(m.data, m.dtype, n, K * c->vit_dim);
+    TRI_TRY(tri_vit_linear(r, top, TR_W_MM_FC0, u, flat));
+    TRI_TRY(tri_vit_gelu(r, u, TR_GELU_ERF, "mm_projector"));
+    TRI_TRY(tri_vit_linear(r, top, TR_W_MM_FC1, y, u));
+    TRI_TRY(tri_vit_norm(r, top, TR_W_MM_NORM, y, y, c->mm_eps));
+    snprintf(name, sizeof name, "mm_projector.%lld", (long long)z->image);
+    TRI_TRY(tri_vit_finite(r, z, name, y));
+    return tri_vit_tap(r, name, y, 0, n, TRI_TAP_MAIN);
+}
+
+/* The tower over one image; y: its rows of the features. */
+static tr_status tri_vit_image(tr_run *r, const tri_sight *z, const tr_images *im, tr_view y)
+{
+    const tr_config *c = &r->model->cfg;
+    size_t mark = tr_arena_mark(&r->arena);
+    tr_view h, x, pos;
+    TRI_TRY(tri_push2(r, &h, z->N, c->vit_dim));
+    TRI_TRY(tri_push2(r, &x, z->N, c->vit_dim));
+    TRI_TRY(tri_vit_positions(r, z, &pos));
+    TRI_TRY(tri_vit_embed(r, z, im, h));
+    for (int64_t l = 0; l < c->vit_layers; l++)
+        TRI_TRY(tri_vit_block(r, &r->model->vit[l], z, h, x, pos));
+    TRI_TRY(tri_vit_norm(r, &r->model->top, TR_W_VIT_NORM, h, h, c->vit_eps));
+    TRI_TRY(tri_vit_tap(r, "vision_tower.encoder.final_layernorm", h, z->at, z->patches,
+                        TRI_TAP_FINE));
+    TRI_TRY(tri_vit_project(r, z, y, h));
+    tr_arena_rewind(&r->arena, mark);
+    return TR_OK;
+}
+
+static tr_status tri_vit_images(tr_run *r, const tr_images *im)
+{
+    int64_t row = 0;
+    tri_sight z;
+    memset(&z, 0, sizeof z);
+    z.patches = im->pixels.shape[0];
+    r->layer = NULL;
+    for (; z.image < im->n; z.image++) {
+        int64_t n = tr_image_rows(&r->model->cfg, im, z.image);
+        z.t = im->grid[3 * z.image];
+        z.h = im->grid[3 * z.image + 1];
+        z.w = im->grid[3 * z.image + 2];
+        z.N = z.t * z.h * z.w;
+        TRI_TRY(tri_vit_image(r, &z, im, tr_view_slice(r->features, 0, row, n)));
+        z.at += z.N;
+        row += n;
+    }
+    return TR_OK;
+}
+
+/* Each placeholder that is not yet filled begins the next image, whose rows must all be there. */
+static tr_status tri_find_places(tr_run *r, const tr_images *im, const tr_batch *b)
+{
+    const tr_config *c = &r->model->cfg;
+    const int32_t *ids = b->ids;
+    int64_t k = 0, row = 0;
+    if (b->B != r->opts.B)
+        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
+                       (long long)b->B, (long long)r->opts.B);
+    for (int64_t s = 0; s < b->B; ids += b->T[s++]) {
+        int64_t first = k;
+        for (int64_t t = 0; t < b->T[s]; ) {
+            int64_t n = 0, rows = k < im->n ? tr_image_rows(c, im, k) : 1;
+            if (ids[t] != c->media.v[0]) { t++; continue; }
+            while (n < rows && t + n < b->T[s] && ids[t + n] == c->media.v[0]) n++;
+            if (k == im->n || n < rows)
+                return tr_fail(r->ctx, TR_ERR_ARG, "%s: sequence %lld, token %lld: %lld "
+                               "placeholders (id %lld) for image %lld of %lld, which has %lld "
+                               "rows", c->family->name, (long long)s, (long long)t, (long long)n,
+                               (long long)c->media.v[0], (long long)k, (long long)im->n,
+                               (long long)(k == im->n ? 0 : rows));
+            r->place[k].seq = s;
+            r->place[k].pos = r->state.len[s] + t;
+            r->place[k].n = n;
+            r->place[k++].row = row;
+            row += n;
+            t += n;
+        }
+        r->media[2 * s] = r->state.len[s];
+        r->media[2 * s + 1] = r->state.len[s] + (k > first ? b->T[s] : 0);
+    }
+    if (k < im->n)
+        return tr_fail(r->ctx, TR_ERR_ARG, "%s: the prompts have places (id %lld) for %lld images, "
+                       "not for %lld", c->family->name, (long long)c->media.v[0], (long long)k,
+                       (long long)im->n);
+    r->places = k;
+    return TR_OK;
+}
+
+tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b)
+{
+    tr_run_opts need;
+    const tr_run_opts *o = &r->opts;
+    tri_fpenv env;
+    tr_status s;
+    r->places = 0;
+    if (!im) return TR_OK;
+    TRI_TRY(tr_run_opts_images(r->ctx, &need, &r->model->cfg, im));
+    if (need.max_patches > o->max_patches || need.max_images > o->max_images ||
+        need.image_rows > o->image_rows)
+        return tr_fail(r->ctx, TR_ERR_ARG, "%lld images of up to %lld patches that fill %lld rows; "
+                       "the run was made for %lld, %lld and %lld", (long long)need.max_images,
+                       (long long)need.max_patches, (long long)need.image_rows,
+                       (long long)o->max_images, (long long)o->max_patches,
+                       (long long)o->image_rows);
+    if (b && r->model->first)
+        return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld and those behind it see no embeddings: "
+                       "images have no place there", (long long)r->model->first);
+    if (b) TRI_TRY(tri_find_places(r, im, b));
+    env = tri_os_fp_begin();
+    s = tri_vit_images(r, im);
+    tri_os_fp_end(env);
+    r->block = NULL;
+    tr_arena_rewind(&r->arena, r->fixed_bytes);
+    if (s != TR_OK) r->places = 0;
+    return s;
+}
+
+/* Rows of the call that belong to images get their features; rows of pad_token_id in a prompt with
+ * images become 0, as the vendor's merge fills text embeddings into zeros and leaves these out. */
+static tr_status tri_splice(tr_run *r, const tr_batch *b)
+{
+    const tr_config *c = &r->model->cfg;
+    tr_view h = tri_h(r), zero = tr_view_slice(r->features, 0, r->opts.image_rows, 1);
+    tri_seq s = tri_first_seq();
+    r->doing = "inputs_embeds";
+    while (tri_next_seq(r, &s)) {
+        const int64_t *m = r->media + 2 * s.b;
+        for (int64_t k = 0; k < r->places; k++) {
+            const tr_place *p = &r->place[k];
+            int64_t from = p->pos > s.pos ? p->pos : s.pos;
+            int64_t n = tri_least(p->pos + p->n, s.pos + s.T) - from;
+            if (p->seq != s.b || n <= 0) continue;
+            TRI_TRY(tri_copy(r, tr_view_slice(h, 0, s.row + from - s.pos, n),
+                             tr_view_slice(r->features, 0, p->row + from - p->pos, n)));
+        }
+        for (int64_t t = 0; c->pad.n && t < s.T; t++)
+            if (s.pos + t >= m[0] && s.pos + t < m[1] && b->ids[s.row + t] == c->pad.v[0])
+                TRI_TRY(tri_copy(r, tr_view_slice(h, 0, s.row + t, 1), zero));
+    }
+    if (!tri_wanted(r, "inputs_embeds", TRI_TAP_MAIN)) return TR_OK;
+    return tri_tap_as(r, "inputs_embeds", h, TR_TAP_ROWS, -1);
+}
+
+/* A row that an image fills has the placeholder's id. */
+static tr_status tri_check_places(const tr_run *r, const tr_batch *b)
+{
+    const int32_t *ids = b->ids;
+    for (int64_t s = 0; s < b->B; ids += b->T[s++])
+        for (int64_t k = 0; k < r->places; k++) {
+            const tr_place *p = &r->place[k];
+            int64_t at = r->state.len[s], from = p->pos > at ? p->pos : at;
+            for (int64_t t = from; p->seq == s && t < p->pos + p->n && t < at + b->T[s]; t++)
+                if (ids[t - at] != r->model->cfg.media.v[0])
+                    return tr_fail(r->ctx, TR_ERR_ARG, "sequence %lld, token %lld: id %ld where "
+                                   "row %lld of image %lld belongs (id %lld)", (long long)s,
+                                   (long long)t, (long)ids[t - at], (long long)(t - p->pos),
+                                   (long long)k, (long long)r->model->cfg.media.v[0]);
+        }
+    return TR_OK;
+}
+
 /* ---- the whole of it ------------------------------------------------------ */
 
 static tr_status tri_embed(tr_run *r, const tr_batch *b)
@@ -11117,7 +12014,8 @@ static tr_status tri_embed(tr_run *r, const tr_batch *b)
     a.w = &top->w[TR_W_EMBED];
     TRI_TRY(tri_in(r, "model.embed_tokens", tri_check_weight(r, &top->w[TR_W_EMBED])));
     TRI_TRY(tri_in(r, "model.embed_tokens", r->ops.embed(r->ops.user, r->ctx, &a)));
-    return tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN);
+    TRI_TRY(tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN));
+    return r->places ? tri_splice(r, b) : TR_OK;
 }
 
 /* The rows whose logits are asked for: all, or the last of each sequence. */
@@ -11196,6 +12094,35 @@ static tr_status tri_forward_layers(tr_run *r, const tr_batch *b, int64_t N)
 
 /* ---- a run --------------------------------------------------------------- */
 
+/* What images leave between calls; frequencies are those of a head of half the width, each for two
+ * pairs: theta^(-4i/d) for pairs 2i and 2i + 1. */
+static tr_status tri_vit_layout(tr_run *r)
+{
+    const tr_config *c = &r->model->cfg;
+    const tr_run_opts *o = &r->opts;
+    int64_t pairs = c->vit_qkv / c->vit_heads / 2;
+    double *f, mult;
+    tr_rope_cfg rope;
+    tr_view v;
+    TRI_TRY(tri_push2(r, &r->features, o->image_rows + 1, c->hidden));
+    TRI_TRY(tri_push(r, &r->vit_freq, tr_view1(NULL, TR_F64, pairs)));
+    TRI_TRY(tri_push(r, &v, tr_view2(NULL, TR_I64, o->max_images,
+                                     (int64_t)(sizeof(tr_place) / sizeof(int64_t)))));
+    r->place = (tr_place *)v.data;
+    TRI_TRY(tri_push(r, &v, tr_view2(NULL, TR_I64, o->B, 2)));
+    r->media = (int64_t *)v.data;
+    f = tr_view_f64(r->vit_freq);
+    if (!f) return TR_OK;
+    v = tr_view_slice(r->features, 0, o->image_rows, 1);
+    memset(v.data, 0, (size_t)c->hidden * (size_t)tr_dtype_get(v.dtype)->bits / 8);
+    memset(&rope, 0, sizeof rope);
+    rope.theta = c->vit_theta;
+    rope.dim = pairs;
+    TRI_TRY(tr_rope_freqs_f64(r->ctx, f, &mult, &rope));
+    for (int64_t i = pairs - 1; i >= 0; i--) f[i] = f[i / 2];
+    return TR_OK;
+}
+
 /* What lives between calls, at the bottom of the arena. */
 static tr_status tri_run_layout(tr_run *r)
 {
@@ -11215,6 +12142,7 @@ static tr_status tri_run_layout(tr_run *r)
     TRI_TRY(tri_push(r, &v, tr_view1(NULL, TR_I64, o->B)));
     r->piece_T = (int64_t *)v.data;
     TRI_TRY(tri_push(r, &r->inv_freq, tr_view1(NULL, TR_F64, c->rope_cfg.dim / 2)));
+    if (o->max_patches) TRI_TRY(tri_vit_layout(r));
     r->fixed_bytes = r->arena.used;
     if (!r->inv_freq.data || !c->family->rotates) return TR_OK;
     return tr_rope_freqs_f64(r->ctx, tr_view_f64(r->inv_freq), &r->rope_mult, &c->rope_cfg);
@@ -11227,6 +12155,14 @@ static tr_status tri_check_run(tr_ctx *ctx, const tr_model *m, const tr_run_opts
         return tr_fail(ctx, TR_ERR_ARG, "a run needs at least one sequence, one token a call and "
                        "room for one token (asked: %lld, %lld, %lld)", (long long)o->B,
                        (long long)o->max_tokens, (long long)o->capacity);
+    if (o->max_patches < 0 || o->max_patches > TRI_MAX_ELEMENTS || o->max_images < 0 ||
+        o->max_images > TRI_MAX_ELEMENTS || o->image_rows < 0 || o->image_rows > TRI_MAX_ELEMENTS)
+        return tr_fail(ctx, TR_ERR_ARG, "a run for %lld images of up to %lld patches that fill "
+                       "%lld rows", (long long)o->max_images, (long long)o->max_patches,
+                       (long long)o->image_rows);
+    if (o->max_patches && !m->cfg.vit_layers)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s has no vision tower: it takes no images",
+                       m->cfg.family->name);
     if (m->cfg.rope_dynamic && o->capacity > m->cfg.max_pos)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "rope_type \"dynamic\" changes with the length "
                        "beyond max_position_embeddings %lld; room for %lld was asked",
@@ -11235,6 +12171,28 @@ static tr_status tri_check_run(tr_ctx *ctx, const tr_model *m, const tr_run_opts
         return tr_fail(ctx, TR_ERR_ARG, "table of operators \"%s\" lacks \"%s\"",
                        o->ops->name ? o->ops->name : "", tri_ops_missing(o->ops));
     return TR_OK;
+}
+
+/* The tower's walk: one image of as many patches as there may be, in one frame, which leaves the
+ * most rows. */
+static tr_status tri_vit_measure(tr_run *r)
+{
+    const tr_config *c = &r->model->cfg;
+    int64_t cell = tri_table_mul(c->vit_merge.v[0], c->vit_merge.v[1]);
+    int64_t cells = tri_blocks(r->opts.max_patches, cell);
+    tr_view y;
+    tri_sight z;
+    memset(&z, 0, sizeof z);
+    z.t = 1;
+    z.h = c->vit_merge.v[0];
+    z.w = c->vit_merge.v[1] * cells;
+    z.N = tri_table_mul(cell, cells);
+    z.patches = z.N;
+    if (z.N > TRI_MAX_ELEMENTS)
+        return tr_fail(r->ctx, TR_ERR_RANGE, "images of %lld patches",
+                       (long long)r->opts.max_patches);
+    y = tr_view2(NULL, r->opts.profile->act, cells, c->hidden);
+    return tri_vit_image(r, &z, NULL, y);
 }
 
 /* Walks once through the model with a table that only counts: as many tokens as a call can have,
@@ -11260,9 +12218,10 @@ static tr_status tri_run_measure(tr_run *r, tri_listener *l)
         s = tr_state_new(r->ctx, &r->state, &r->model->cfg, r->model->first, r->model->layers,
                          o->B, o->capacity, o->profile->act, 1);
     if (s == TR_OK) {
+        if (o->max_patches) s = tri_vit_measure(r);
         for (int64_t k = 0; k < o->B; k++) r->state.len[k] = o->capacity - T[k];
         r->hidden.n = tr_hidden_snaps(&r->model->cfg, r->model->first);
-        s = tri_forward_layers(r, &b, N);
+        if (s == TR_OK) s = tri_forward_layers(r, &b, N);
     }
     tr_state_free(&r->state);
     tr_free(r->ctx, p);
@@ -11345,7 +12304,7 @@ static tr_status tri_check_batch(tr_run *r, const tr_batch *b, int64_t *N)
                                "the vocabulary of %lld", (long long)s,
                                (long long)(r->state.len[s] + t), (long)b->ids[i],
                                (long long)r->model->cfg.vocab);
-    return TR_OK;
+    return tri_check_places(r, b);
 }
 
 /* The hidden state that enters the first open layer. */
@@ -11457,6 +12416,7 @@ static tr_status tri_record(void *user, const char *op, tr_view y, int64_t param
     rec->plan->op = (tr_plan_op *)p;
     o = &rec->plan->op[rec->plan->ops++];
     o->layer = rec->run->layer ? rec->run->layer->index : -1;
+    o->block = rec->run->block ? rec->run->block->index : -1;
     o->op = op;
     o->name = rec->run->doing;
     o->y = y;
@@ -11513,7 +12473,7 @@ static tr_status tri_count(void *user, tr_ctx *ctx, const tr_expected *e)
     p->tensors += tensors;
     p->params += params;
     TRI_TRY(tr_size_add(ctx, &p->bytes, p->bytes, bytes));
-    if (e->spec->id == TR_W_NONE || e->optional) return TR_OK;
+    if (e->spec->id == TR_W_NONE || e->optional || tri_is_vision(e)) return TR_OK;
     active = e->spec->id == TR_W_EMBED && !c->tie ? 0 : params;
     if (e->spec->where == TR_AT_EXPERT) {       /* K of E: the first K stand for those chosen */
         active = e->expert < c->topk ? params : 0;
@@ -11700,6 +12660,7 @@ tr_status tr_generate(tr_run *r, const int32_t *prompt, int64_t T, int64_t n, in
  *
  *     rows    [B, T, ..]    at the row's position        probs    [B, H, T, T]    queries and keys
  *     state   [B, ..], or [B, T, ..] if it grows         lengths  [B], if they are not all T
+ *     patches [P, ..]       image after image
  *
  * Traps. What no call fills stays 0: the padding of short sequences, the keys that a query does not
  * see. NaNs of different machines differ in bits and are one value, so they are made one before
@@ -11856,7 +12817,7 @@ tr_view tr_golden_find(const tr_golden *g, const char *name)
 }
 
 /* The whole prompt's shape of a tap: [B, T, ..], [B, H, T, T], or [B, ..]; what state remembers
- * token by token is [B, T, ..]. */
+ * token by token is [B, T, ..]; patches are [those of all images, ..]. */
 static tr_status tri_golden_add(tr_ctx *ctx, tr_golden *g, const tr_tap *t, tr_golden_item **out)
 {
     int64_t shape[TR_MAX_RANK];
@@ -11867,10 +12828,11 @@ static tr_status tri_golden_add(tr_ctx *ctx, tr_golden *g, const tr_tap *t, tr_g
     TRI_TRY(tri_grow(ctx, &p, &g->cap, g->n, sizeof *it));
     g->item = (tr_golden_item *)p;
     it = &g->item[g->n];
-    shape[rank++] = g->B;
+    if (t->kind != TR_TAP_PATCHES) shape[rank++] = g->B;
+    else shape[rank++] = t->rows;
     if (t->kind == TR_TAP_ROWS) shape[rank++] = g->T;
-    for (int k = t->kind == TR_TAP_ROWS ? 1 : 0; k < t->x.rank && rank < TR_MAX_RANK; k++)
-        shape[rank++] = t->x.shape[k];
+    for (int k = t->kind == TR_TAP_ROWS || t->kind == TR_TAP_PATCHES;
+         k < t->x.rank && rank < TR_MAX_RANK; k++) shape[rank++] = t->x.shape[k];
     if (t->kind == TR_TAP_PROBS) shape[2] = shape[3] = g->T;
     if (t->grows) shape[1] = g->T;
     it->x = tr_view_of(NULL, t->x.dtype, rank, shape);
@@ -11892,6 +12854,8 @@ tr_status tr_golden_tap(void *golden, tr_ctx *ctx, const tr_tap *t)
     tr_golden_item *it = tri_golden_item(g, t->name);
     int64_t row = 0;
     if (!it) TRI_TRY(tri_golden_add(ctx, g, t, &it));
+    if (t->kind == TR_TAP_PATCHES)
+        return tr_view_copy(ctx, tr_view_slice(it->x, 0, t->row, t->x.shape[0]), t->x);
     if (t->kind == TR_TAP_STATE) {
         tr_view dst = tr_view_at(it->x, t->seq);
         if (t->grows) dst = tr_view_slice(dst, 0, 0, t->x.shape[0]);

@@ -17,8 +17,9 @@ typedef struct fixture {
     tr_ctx  *ctx;
     tr_st    want;              /* expected.safetensors */
     tr_model *model;
-    int32_t *ids;  int64_t B, T;        /* B prompts of T tokens */
+    int32_t *ids;  int64_t B, T;        /* B prompts of T tokens, places of images expanded */
     int64_t *lengths;
+    tr_images images;                   /* n 0: none; without ids the tower runs alone */
     tr_golden whole;            /* every tap of the oracle's run, once it has run */
 } fixture;
 
@@ -85,6 +86,19 @@ static double *last_columns(const double *x, int64_t rows, int64_t have, int64_t
     return y;
 }
 
+/* The vendor looks up one placeholder an image; ours stands for each of its rows. */
+static int64_t drop_repeats(double *x, int64_t D)
+{
+    int64_t n = 0;
+    for (int64_t t = 0, k = 0; t < fx.T; n++) {
+        memmove(x + n * D, x + t * D, (size_t)D * sizeof *x);
+        if (fx.ids[t] == fx.model->cfg.media.v[0])
+            t += tr_image_rows(&fx.model->cfg, &fx.images, k++);
+        else t++;
+    }
+    return n * D;
+}
+
 static void compare_tap(const tr_st_entry *e, const char *name, tr_view got)
 {
     const tr_config *c = &fx.model->cfg;
@@ -104,6 +118,7 @@ static void compare_tap(const tr_st_entry *e, const char *name, tr_view got)
         b = cut;
         m = n;
     }
+    if (fx.images.n && ends_in(name, "embed_tokens")) n = drop_repeats(a, n / fx.T);
     if (n != m) {
         test_bad++;
         printf("  %s: %s has %lld values, expected %lld\n", fx.dir, name, (long long)n, (long long)m);
@@ -125,6 +140,7 @@ typedef struct seam {
     tr_run *run;
     const tr_golden *g;
     int64_t used;
+    int64_t at;                 /* first patch of the image in the tower */
 } seam;
 
 static void run_with(const char *profile, const tr_ops *ops, seam *j, tr_golden *g, tr_run **r,
@@ -139,17 +155,22 @@ static void run_with(const char *profile, const tr_ops *ops, seam *j, tr_golden 
     b.T = fx.lengths;
     b.ids = fx.ids;
     o.B = fx.B;
-    o.max_tokens = piece * fx.B;
+    o.max_tokens = piece ? piece * fx.B : 1;
     o.capacity = fx.T + 16;
     o.logits = TR_LOGITS_ALL;
     o.tap = tr_golden_tap;
     o.tap_user = g;
     o.globs = all;
     o.n_globs = 1;
+    if (fx.images.n)
+        CHECK_OK(fx.ctx, tr_run_opts_images(fx.ctx, &o, &fx.model->cfg, &fx.images));
     CHECK_OK(fx.ctx, tr_golden_new(fx.ctx, g, fx.B, fx.lengths));
     CHECK_OK(fx.ctx, tr_run_new(fx.ctx, r, fx.model, &o));
     if (!*r) return;
     if (j) j->run = *r;
+    if (fx.images.n)
+        CHECK_OK(fx.ctx, tr_vit_forward(*r, &fx.images, fx.T ? &b : NULL));
+    if (!fx.T) return;
     CHECK_OK(fx.ctx, tr_prefill(*r, &b));
     CHECK_OK(fx.ctx, tr_tap_state(*r));
 }
@@ -196,7 +217,16 @@ static void greedy_of(const char *profile)
     o.profile = tr_profile_find(profile);
     if (!e || fx.B > 1) return;
     CHECK(n <= 64);
+    if (fx.images.n)
+        CHECK_OK(fx.ctx, tr_run_opts_images(fx.ctx, &o, &fx.model->cfg, &fx.images));
     CHECK_OK(fx.ctx, tr_run_new(fx.ctx, &r, fx.model, &o));
+    if (r && fx.images.n) {
+        tr_batch b;
+        b.B = 1;
+        b.T = fx.lengths;
+        b.ids = fx.ids;
+        CHECK_OK(fx.ctx, tr_vit_forward(r, &fx.images, &b));
+    }
     if (r) CHECK_OK(fx.ctx, tr_generate(r, fx.ids, fx.T, n, out));
     for (int64_t i = 0; r && i < n; i++)
         CHECK(out[i] == (int32_t)tr_get_f64(e->view.data, e->view.dtype, i));
@@ -208,7 +238,7 @@ static void greedy(void) { greedy_of("oracle"); }
 /* The prompt in any pieces gives what it gives whole: every tap, and the state. */
 static void pieces(void)
 {
-    static const int64_t cut[] = { 1, 47 };
+    static const int64_t cut[] = { 1, 7, 47 };
     const tr_golden *whole = oracle();
     tr_golden part;
     tr_run *p = NULL;
@@ -281,7 +311,7 @@ static void exact_logits(void)
         compare_tap(e, name, tr_golden_find(&g, name));
         routes++;
     }
-    CHECK(truth != NULL);
+    CHECK(truth != NULL || !fx.T);
     if (r && truth && !tr_view_is_none(tr_golden_find(&g, "logits"))) {
         x = as_f64(tr_golden_find(&g, "logits"), &n);
         y = as_f64(truth->view, &n);
@@ -304,7 +334,63 @@ static void exact_logits(void)
     tr_golden_free(fx.ctx, &g);
 }
 
+/* The same for the rows that images become. Where the vendor's float32 rows were not kept, 1e-6 and
+ * 1e-5 alone hold. */
+static void exact_features(void)
+{
+    double x[4096], y[4096], v[4096], m, w, vm, vw, worst = 0, vendor_worst = 0;
+    tr_golden g;
+    tr_run *r = NULL;
+    run_with("exact", NULL, NULL, &g, &r, fx.T);
+    for (int64_t i = 0; r && i < fx.images.n; i++) {
+        char name[64];
+        const tr_st_entry *truth, *vendor;
+        tr_view got;
+        int64_t n, V;
+        snprintf(name, sizeof name, "f64.mm_projector.%d", (int)i);
+        truth = tr_st_find(&fx.want, name);
+        got = tr_golden_find(&g, name + 4);
+        memcpy(name, "f32", 3);
+        vendor = tr_st_find(&fx.want, name);
+        CHECK(truth && !tr_view_is_none(got) && tr_view_numel(truth->view) == tr_view_numel(got));
+        if (!truth || tr_view_is_none(got)) continue;
+        n = tr_view_numel(got);
+        V = got.shape[1];
+        CHECK(n <= 4096);
+        for (int64_t k = 0; k < n; k++) {
+            x[k] = tr_get_f64(got.data, got.dtype, k);
+            y[k] = tr_get_f64(truth->view.data, truth->view.dtype, k);
+            if (vendor) v[k] = tr_get_f64(vendor->view.data, vendor->view.dtype, k);
+        }
+        token_errors(x, y, n / V, V, &m, &w);
+        vm = vw = 0;
+        if (vendor) token_errors(v, y, n / V, V, &vm, &vw);
+        CHECK(m <= (1.5 * vm > 1e-6 ? 1.5 * vm : 1e-6));
+        CHECK(w <= (5 * vw > 1e-5 ? 5 * vw : 1e-5));
+        worst = fmax(worst, w);
+        vendor_worst = fmax(vendor_worst, vw);
+    }
+    if (fx.images.n) printf("  exact %s: rows of %d images, worst %.2g (vendor %.2g)\n", fx.dir,
+                            (int)fx.images.n, worst, vendor_worst);
+    tr_run_free(r);
+    tr_golden_free(fx.ctx, &g);
+}
+
 static void exact_greedy(void) { greedy_of("exact"); }
+
+/* The oracle's rows of a norm in the tower: of the image that begins at patch j->at. */
+static tr_view vit_norm_of(seam *j, const tr_norm_args *a)
+{
+    char name[128];
+    tr_view x;
+    int64_t b = j->run->block->index, N = a->y.shape[0];
+    int first = strstr(j->run->doing, "norm0") != NULL;
+    snprintf(name, sizeof name, "vision_tower.encoder.blocks.%d.%s", (int)b,
+             first ? "norm0" : "norm1");
+    x = tr_view_slice(tr_golden_find(j->g, name), 0, j->at, N);
+    if (!first && b == fx.model->cfg.vit_layers - 1) j->at += N;
+    return x;
+}
 
 /* What a layer's norm gave in the oracle's run: "..layers.N.input_layernorm". */
 static tr_view norm_of(const tr_golden *g, int64_t layer, const char *which)
@@ -321,6 +407,7 @@ static tr_status golden_norm(void *user, tr_ctx *ctx, const tr_norm_args *a)
 {
     static const char *const which[2] = { "input_layernorm", "post_attention_layernorm" };
     seam *j = (seam *)user;
+    if (j->run && j->run->block) return tr_view_copy(ctx, a->y, vit_norm_of(j, a));
     for (int i = 0; i < 2; i++)
         if (j->run && j->run->layer && !strncmp(j->run->doing, which[i], strlen(which[i]))) {
             tr_view x = norm_of(j->g, j->run->layer->index, which[i]);
@@ -332,6 +419,27 @@ static tr_status golden_norm(void *user, tr_ctx *ctx, const tr_norm_args *a)
     return tr_norm(ctx, a);
 }
 
+/* Attention and feed-forward of every block of the tower, on the golden input of each. */
+static void vit_sublayers(const seam *j, const tr_golden *got)
+{
+    static const char *const part[2] = { "wo", "mlp" };
+    double worst = 0;
+    for (int64_t b = 0; b < 2 * fx.model->cfg.vit_layers; b++) {
+        char name[128];
+        const tr_st_entry *e;
+        tr_diff d;
+        snprintf(name, sizeof name, "f64.vision_tower.encoder.blocks.%d.%s", (int)(b / 2),
+                 part[b % 2]);
+        e = tr_st_find(&fx.want, name);
+        CHECK_OK(fx.ctx, tr_diff_views(fx.ctx, &d, tr_golden_find(got, name + 4),
+                                       e ? e->view : tr_golden_find(j->g, name + 4)));
+        CHECK(d.max_rel <= 3e-6 && !d.nan_one_side);
+        worst = fmax(worst, d.max_rel);
+    }
+    printf("  exact %s: tower, %d sublayers, worst %.2g <= 3e-06\n", fx.dir,
+           (int)(2 * fx.model->cfg.vit_layers), worst);
+}
+
 /* Each sublayer on golden input: whatever it is off by is its own. */
 static void exact_sublayers(void)
 {
@@ -340,11 +448,13 @@ static void exact_sublayers(void)
     tr_golden x;
     tr_run *s = NULL;
     tr_ops ops = tr_ops_contract();
-    seam j = { NULL, oracle(), 0 };
+    seam j = { NULL, oracle(), 0, 0 };
     ops.user = &j;
     ops.norm = golden_norm;
     run_with("exact", &ops, &j, &x, &s, fx.T);
-    CHECK(j.used == 2 * fx.model->layers);
+    CHECK(j.used == (fx.T ? 2 * fx.model->layers : 0));
+    CHECK(j.at == (fx.images.n ? fx.images.pixels.shape[0] : 0));
+    if (s && fx.images.n) vit_sublayers(&j, &x);
     for (int k = 0; s && k < 3; k++) {
         double worst = 0;
         int64_t at = -1, count = 0, stored = 0;
@@ -423,10 +533,27 @@ static void exact_bits(void)
     tr_golden_free(fx.ctx, &whole);
 }
 
+/* One prompt with one placeholder an image: a place for every row. */
+static void expand_ids(void)
+{
+    const tr_config *c = &fx.model->cfg;
+    int32_t *text = fx.ids;
+    tr_batch b;
+    b.B = fx.B;
+    b.T = fx.lengths;
+    b.ids = text;
+    CHECK(fx.B == 1);
+    CHECK_OK(fx.ctx, tr_expand_images(fx.ctx, &fx.T, NULL, c, &fx.images, &b));
+    fx.ids = (int32_t *)malloc((size_t)fx.T * sizeof *fx.ids);
+    CHECK_OK(fx.ctx, tr_expand_images(fx.ctx, &fx.T, fx.ids, c, &fx.images, &b));
+    fx.lengths[0] = fx.T;
+    free(text);
+}
+
 static int open_fixture(const char *dir)
 {
     char path[2 * MAX_NAME + 32];
-    const tr_st_entry *ids;
+    const tr_st_entry *ids, *grids;
     memset(&fx, 0, sizeof fx);
     fx.dir = dir;
     fx.ctx = test_ctx();
@@ -443,18 +570,21 @@ static int open_fixture(const char *dir)
         return 0;
     }
     ids = tr_st_find(&fx.want, "input_ids");
-    if (tr_st_find(&fx.want, "pixel_values")) {
-        printf("skipped %s: images are not supported\n", dir);
-        return 0;
+    grids = tr_st_find(&fx.want, "grid_thws");
+    if (grids) {
+        fx.images.pixels = tr_st_find(&fx.want, "pixel_values")->view;
+        fx.images.grid = (const int64_t *)grids->view.data;
+        fx.images.n = grids->view.shape[0];
     }
-    if (!ids) { printf("skipped %s: no input_ids\n", dir); return 0; }
-    fx.B = ids->view.rank > 1 ? ids->view.shape[0] : 1;
-    fx.T = tr_view_numel(ids->view) / fx.B;
-    fx.ids = (int32_t *)malloc((size_t)(fx.B * fx.T) * sizeof *fx.ids);
+    if (!ids && !grids) { printf("skipped %s: no input_ids\n", dir); return 0; }
+    fx.B = ids && ids->view.rank > 1 ? ids->view.shape[0] : 1;
+    fx.T = ids ? tr_view_numel(ids->view) / fx.B : 0;
+    fx.ids = (int32_t *)malloc((size_t)(fx.B * fx.T + 1) * sizeof *fx.ids);
     fx.lengths = (int64_t *)malloc((size_t)fx.B * sizeof *fx.lengths);
     for (int64_t b = 0; b < fx.B; b++) fx.lengths[b] = fx.T;
     for (int64_t i = 0; i < fx.B * fx.T; i++)
         fx.ids[i] = (int32_t)tr_get_f64(ids->view.data, ids->view.dtype, i);
+    if (ids && grids) expand_ids();
     return 1;
 }
 
@@ -493,6 +623,7 @@ static void run_folder(const char *cases, const char *sub)
                 TEST(greedy);
                 TEST(pieces);
                 TEST(exact_logits);
+                TEST(exact_features);
                 TEST(exact_greedy);
                 TEST(exact_sublayers);
                 TEST(exact_bits);

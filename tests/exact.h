@@ -340,6 +340,22 @@ static inline double bound_combine(const tr_combine_args *a, size_t at)
     return worst;
 }
 
+/* b is off by u and enters twice an axis, a product and a sum each: at most 10 u of the largest entry.
+ * Then a sine or cosine, and a sum. */
+static inline double bound_pos(const tr_pos_args *a, size_t at)
+{
+    double top = 0, *W = exact_weights(a->table);
+    (void)at;
+    for (int64_t i = 0; i < a->table->rows * a->table->cols; i++) top = fmax(top, fabs(W[i]));
+    return EXACT_U * (10 * top + (a->t > 1 ? 2 + top : 0));
+}
+
+static inline double bound_merge(const tr_merge_args *a, size_t at)
+{
+    (void)at;
+    return a->t == 1 ? 0 : (double)a->t * EXACT_U * exact_max(a->x);
+}
+
 /* ---- the operators, by number ---------------------------------------------------------------- */
 
 #define EXACT_NUMBER(op, args, f64_, f32_) EXACT_##op,
@@ -418,6 +434,8 @@ static const struct { int op; char kind; size_t at; } exact_fields[] = {
     F(experts, tr_experts_args, 'w', g) F(experts, tr_experts_args, 'w', u)
     F(combine, tr_combine_args, 'o', y) F(combine, tr_combine_args, 'i', x)
     F(combine, tr_combine_args, 'i', weights)
+    F(pos, tr_pos_args, 'o', y)
+    F(merge, tr_merge_args, 'o', y) F(merge, tr_merge_args, 'i', x)
 #undef F
 };
 #define EXACT_FIELDS (sizeof exact_fields / sizeof *exact_fields)
@@ -448,9 +466,11 @@ static inline void exact_new(int op, exact_args *args, const void *from, tr_dtyp
 {
     memcpy(args, from, exact_ops[op].bytes);
     for (size_t i = 0; i < EXACT_FIELDS; i++) {
-        tr_view v = exact_get(from, i);
         char kind = exact_fields[i].kind;
-        if (exact_fields[i].op != op || tr_view_is_none(v)) continue;
+        tr_view v;
+        if (exact_fields[i].op != op) continue;
+        v = exact_get(from, i);
+        if (tr_view_is_none(v)) continue;
         if (kind == 'i' && v.dtype == t) continue;          /* strides and all */
         if (kind == 'n' && !workspace) v = tr_view_none();
         else v = exact_view(v, v.dtype == TR_I32 ? TR_I32 : t, kind != 'i' && kind != 'b');
@@ -544,10 +564,11 @@ static inline void exact_run(int op, void *args)
     exact_bits(op, &narrow);
     o->calls++;
     for (size_t i = 0; i < EXACT_FIELDS; i++) {
-        tr_view y = exact_get(args, i), w, n;
+        tr_view y, w, n;
         double top, error, limit;
-        if (exact_fields[i].op != op || !strchr("ob", exact_fields[i].kind) || tr_view_is_none(y))
-            continue;
+        if (exact_fields[i].op != op || !strchr("ob", exact_fields[i].kind)) continue;
+        y = exact_get(args, i);
+        if (tr_view_is_none(y)) continue;
         if (y.dtype == TR_I32) {
             bits_equal(exact_get(&narrow, i), y, "ids of the contract against the definition's");
             continue;

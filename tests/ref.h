@@ -517,4 +517,62 @@ static inline tr_status ref_combine(tr_ctx *c, const tr_combine_args *a)    /* O
     return TR_OK;
 }
 
+static inline void ref_between(int64_t i, int64_t n, int64_t G, int64_t *k0, int64_t *k1, float *b)
+{
+    double step = (double)G / (double)n, z = ((double)i + 0.5) * step - 0.5;
+    if (z < 0) z = 0;
+    *k0 = (int64_t)floor(z) < G - 1 ? (int64_t)floor(z) : G - 1;
+    *k1 = *k0 + 1 < G - 1 ? *k0 + 1 : G - 1;
+    *b = (float)(z - (double)*k0);
+}
+
+static inline tr_status ref_pos(tr_ctx *c, const tr_pos_args *a)            /* O29 */
+{
+    int64_t D = a->y.shape[1], G = a->table->rows;
+    float **T = (float **)calloc((size_t)G, sizeof *T);
+    (void)c;
+    for (int64_t g = 0; g < G; g++) T[g] = ref_weight_row(a->table, g);
+    for (int64_t n = 0; n < a->y.shape[0]; n++) {
+        int64_t f = n / (a->h * a->w), r0, r1, c0, c1;
+        float rb, cb;
+        ref_between(n / a->w % a->h, a->h, G, &r0, &r1, &rb);
+        ref_between(n % a->w, a->w, a->table->cols / D, &c0, &c1, &cb);
+        for (int64_t d = 0; d < D; d++) {
+            float ra = 1 - rb, ca = 1 - cb, p = ca * T[r0][c0 * D + d], q = ca * T[r1][c0 * D + d];
+            p = fmaf(cb, T[r0][c1 * D + d], p);
+            q = fmaf(cb, T[r1][c1 * D + d], q);
+            float y = ra * p;
+            y = fmaf(rb, q, y);
+            if (a->t > 1) {
+                double j = (double)(d % (D / 2)), sin_f, cos_f;
+                double w = tr_pow64(a->theta, -2 * j / (double)D);
+                tr_sincos64((double)f * w, &sin_f, &cos_f);
+                y = y + (float)(d < D / 2 ? sin_f : cos_f);
+            }
+            ref_row(a->y, n)[d] = y;
+        }
+    }
+    for (int64_t g = 0; g < G; g++) free(T[g]);
+    free(T);
+    return TR_OK;
+}
+
+static inline tr_status ref_merge(tr_ctx *c, const tr_merge_args *a)        /* O30 */
+{
+    int64_t H = a->h / a->mh, W = a->w / a->mw, at = 0;
+    (void)c;
+    for (int64_t Y = 0; Y < H; Y++)
+        for (int64_t X = 0; X < W; X++)
+            for (int64_t dy = 0; dy < a->mh; dy++)
+                for (int64_t dx = 0; dx < a->mw; dx++, at++)
+                    for (int64_t d = 0; d < a->x.shape[1]; d++) {
+                        int64_t n = (Y * a->mh + dy) * a->w + X * a->mw + dx;
+                        float s = ref_row(a->x, n)[d];
+                        for (int64_t f = 1; f < a->t; f++)
+                            s = s + ref_row(a->x, f * a->h * a->w + n)[d];
+                        ref_row(a->y, at)[d] = a->t > 1 ? s / (float)a->t : s;
+                    }
+    return TR_OK;
+}
+
 #endif

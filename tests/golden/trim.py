@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Copies a fixture folder and keeps of its expected.safetensors what the tests hold:
 ids, float64 logits, every layer and sublayer, routes, states, the float32 logits (a noise measure),
-and the finer taps of the layers named. Bytes are copied, never converted.
+the rows of images in float32 too, and the finer taps of the layers named. Bytes are copied, never
+converted.
 
 usage: trim.py FROM TO LAYER[,LAYER...]   layers whose finer taps stay
        trim.py FROM TO none               no finer taps
        trim.py FROM TO lean               ids, logits and routes alone
        trim.py FROM TO images             the folder of pictures: see the function
+       trim.py FROM TO media              these, states, what is not of the text model (but wqkv)
 """
 import json, os, re, shutil, struct, sys
 
@@ -75,10 +77,14 @@ for f in sorted(os.listdir(src)):
 def keep(name, meta):
     if name in ("input_ids", "f32.logits", "pixel_values", "grid_thws"):
         return True
+    if name.startswith("f32.mm_projector."):
+        return True
     if not name.startswith("f64."):
         return False
     if "lean" in fine:
         return "topk" in name or name in ("f64.logits", "f64.greedy_ids")
+    if "media" in fine:
+        return "topk" in name or not re.search(r"[^e]\.layers\.|wqkv|model\.", name)
     m = re.search(r"layers\.(\d+)\.(.+)", name)
     if not m or name.startswith("f64.state") or m.group(1) in fine:
         return True

@@ -11957,7 +11957,8 @@ tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b)
     return s;
 }
 
-/* Rows of the call that belong to images get their features; rows of pad_token_id in a prompt with
+/* What was looked up for placeholders is of no use to anybody, so the tap is inputs_embeds alone.
+ * Rows of the call that belong to images get their features; rows of pad_token_id in a prompt with
  * images become 0, as the vendor's merge fills text embeddings into zeros and leaves these out. */
 static tr_status tri_splice(tr_run *r, const tr_batch *b)
 {
@@ -12014,8 +12015,8 @@ static tr_status tri_embed(tr_run *r, const tr_batch *b)
     a.w = &top->w[TR_W_EMBED];
     TRI_TRY(tri_in(r, "model.embed_tokens", tri_check_weight(r, &top->w[TR_W_EMBED])));
     TRI_TRY(tri_in(r, "model.embed_tokens", r->ops.embed(r->ops.user, r->ctx, &a)));
-    TRI_TRY(tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN));
-    return r->places ? tri_splice(r, b) : TR_OK;
+    return r->places ? tri_splice(r, b)
+                     : tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN);
 }
 
 /* The rows whose logits are asked for: all, or the last of each sequence. */

@@ -448,8 +448,13 @@ static void prompts_in_pieces(void)
         bits_equal(rows_of(&whole[0], "inputs_embeds", 0, from[i], n[i]),
                    tr_golden_find(&whole[0], name), name);
     }
+    p[2] = prompt_new(v.m, 1, 30, 0, at, grid);         /* the text alone */
+    run_prompts(ctx, v.m, p + 2, 1, 0, &g, T);
     bits_equal(rows_of(&whole[0], "inputs_embeds", 0, 6, 8),
-               rows_of(&whole[0], "language_model.model.embed_tokens", 0, 6, 8), "text");
+               rows_of(&g, "language_model.model.embed_tokens", 0, 1, 8), "text");
+    bits_equal(rows_of(&whole[0], "inputs_embeds", 0, 16, 19),
+               rows_of(&g, "language_model.model.embed_tokens", 0, 10, 19), "text");
+    tr_golden_free(ctx, &g);
     for (int s = 0; s < 2; s++) tr_golden_free(ctx, &whole[s]);
     vision_close(&v);
 }
@@ -461,7 +466,7 @@ static void pad_rows(void)
     static const int64_t at[1] = { 3 }, grid[3] = { 1, 2, 4 };
     vision v = vision_open("multimodal");
     prompt *p[2];
-    tr_golden g;
+    tr_golden g, text;
     tr_run_opts o = tr_run_opts_default();
     tr_run *r;
     tr_batch b;
@@ -478,8 +483,11 @@ static void pad_rows(void)
         for (int64_t d = 0; d < 80; d++) zero &= tr_get_f64(x.data, x.dtype, d) == 0;
         CHECK(zero == (t == 1 || t == 9));
     }
+    run_prompts(ctx, v.m, p + 1, 1, 0, &text, T);
     bits_equal(tr_view_at(tr_golden_find(&g, "inputs_embeds"), 1),
-               tr_view_at(tr_golden_find(&g, "language_model.model.embed_tokens"), 1), "no images");
+               tr_view_at(tr_golden_find(&text, "language_model.model.embed_tokens"), 0),
+               "no images");
+    tr_golden_free(ctx, &text);
     tr_golden_free(ctx, &g);
     b.B = 1;
     b.T = &p[0]->T;

@@ -602,12 +602,20 @@ static void js_lines(app *a, const char *key, const lines *l)
 #define IDS_NOTE                                                                             \
     "FILE of --ids: text, one sequence of integers a line, separated by blanks; lines without\n" \
     "any are skipped. Or a safetensors with input_ids, I64 or I32 [B, T] or [T], and optional\n" \
-    "lengths [B]; other tensors in it are ignored.\n"
+    "lengths [B]; other tensors in it are ignored, but for pixel_values and grid_thws.\n"
+
+#define PIXELS_NOTE                                                                          \
+    "Images: pixel_values F32 [patches, 3, P, P] and grid_thws I64 [images, 3] (frames, rows,\n" \
+    "columns of patches), in the file of --ids or in that of --pixels. Each image has one\n"      \
+    "placeholder id in the prompts, in their order; it becomes as many rows as the model makes\n" \
+    "of the image.\n"
 
 typedef struct prompts {
     int64_t  B, T;                  /* sequences; longest of them */
     int64_t *len;                   /* [B] */
     int32_t *id;                    /* [B, T], 0 past a sequence's end */
+    char    *sha256;                /* of the padded ids as they came */
+    tr_images images;               /* n 0: none */
 } prompts;
 
 static int ends_with(const char *s, const char *tail)
@@ -646,6 +654,15 @@ static int64_t ids_line(app *a, const char *path, int64_t line, const char *p, c
         id[n++] = (int32_t)v;
     }
     return n;
+}
+
+/* The prompt, so that compare can tell when two files are about different ones: SHA-256 of the
+ * padded ids [B, T] as 32-bit integers. */
+static char *ids_sha256(app *a, int32_t *id, int64_t n)
+{
+    char *hex = (char *)need(a, 65, 1);
+    tr_view_sha256(tr_view1(id, TR_I32, n), hex);
+    return hex;
 }
 
 static void ids_pad(app *a, prompts *p, const int32_t *flat)
@@ -713,6 +730,27 @@ static void ids_lengths(app *a, prompts *p, const char *path, const tr_st_entry 
     }
 }
 
+/* The images of a safetensors, which stays open: the views point into it. */
+static tr_images images_read(app *a, const char *path)
+{
+    tr_st *f = (tr_st *)need(a, 1, sizeof *f);
+    const tr_st_entry *pixels, *grids;
+    tr_images im;
+    char s[96];
+    must(a, tr_st_open(a->ctx, f, path, 0));
+    pixels = tr_st_find(f, "pixel_values");
+    grids = tr_st_find(f, "grid_thws");
+    if (!pixels || !grids)
+        die(a, "%s: there is no tensor %s in it", path, pixels ? "grid_thws" : "pixel_values");
+    if (grids->view.dtype != TR_I64 || grids->view.rank != 2 || grids->view.shape[1] != 3)
+        die(a, "%s: grid_thws is %s, expected I64 [images, 3]", path,
+            tr_view_str(grids->view, s));
+    im.pixels = pixels->view;
+    im.grid = (const int64_t *)grids->view.data;
+    im.n = grids->view.shape[0];
+    return im;
+}
+
 static void ids_safetensors(app *a, prompts *p, const char *path)
 {
     tr_st f;
@@ -737,6 +775,7 @@ static void ids_safetensors(app *a, prompts *p, const char *path)
             flat[used++] = (int32_t)v;
         }
     ids_pad(a, p, flat);
+    if (tr_st_find(&f, "pixel_values")) p->images = images_read(a, path);
     tr_st_close(a->ctx, &f);
 }
 
@@ -755,13 +794,62 @@ static int is_safetensors(app *a, const char *path)
     return ends_with(path, ".safetensors") || (n == 9 && head[8] == '{');
 }
 
-static prompts ids_read(app *a, const char *path)
+/* Of the command's --ids and --pixels. Without ids one prompt of no tokens. */
+static prompts prompts_read(app *a)
 {
+    const char *path = opt(a, "--ids"), *pixels = opt(a, "--pixels");
     prompts p;
     memset(&p, 0, sizeof p);
-    if (is_safetensors(a, path)) ids_safetensors(a, &p, path);
-    else ids_text(a, &p, path);
+    if (path && is_safetensors(a, path)) ids_safetensors(a, &p, path);
+    else if (path) ids_text(a, &p, path);
+    else {
+        p.B = 1;
+        p.len = (int64_t *)need(a, 1, sizeof *p.len);
+    }
+    if (path) p.sha256 = ids_sha256(a, p.id, p.B * p.T);
+    if (pixels && p.images.n)
+        die(a, "%s: images are in %s and in %s; which?", a->cmd->name, path, pixels);
+    if (pixels) p.images = images_read(a, pixels);
     return p;
+}
+
+/* The prompts one after the other, without padding. */
+static tr_batch prompts_flat(app *a, const prompts *p)
+{
+    tr_batch b;
+    int64_t n = 0;
+    int32_t *id = (int32_t *)need(a, p->B * p->T, sizeof *id);
+    for (int64_t s = 0; s < p->B; n += p->len[s++])
+        if (p->len[s]) memcpy(id + n, p->id + s * p->T, (size_t)p->len[s] * sizeof *id);
+    b.B = p->B;
+    b.T = p->len;
+    b.ids = id;
+    return b;
+}
+
+/* Each placeholder becomes as many as its image has rows; o learns what the images need. */
+static void prompts_expand(app *a, prompts *p, const tr_config *c, tr_run_opts *o)
+{
+    tr_batch b = prompts_flat(a, p);
+    int64_t *len = (int64_t *)need(a, p->B, sizeof *len), n = 0;
+    int32_t *flat;
+    if (!p->images.n) return;
+    must(a, tr_run_opts_images(a->ctx, o, c, &p->images));
+    if (!p->T) return;
+    must(a, tr_expand_images(a->ctx, len, NULL, c, &p->images, &b));
+    for (int64_t s = 0; s < p->B; s++) n += len[s];
+    flat = (int32_t *)need(a, n, sizeof *flat);
+    must(a, tr_expand_images(a->ctx, len, flat, c, &p->images, &b));
+    p->len = len;
+    p->T = 0;
+    ids_pad(a, p, flat);
+}
+
+/* The tower over the images; their places are in the expanded prompts. */
+static void prompts_see(app *a, const prompts *p, tr_run *r)
+{
+    tr_batch b = prompts_flat(a, p);
+    if (p->images.n) must(a, tr_vit_forward(r, &p->images, p->T ? &b : NULL));
 }
 
 /* ============================================================================
@@ -774,6 +862,7 @@ static prompts ids_read(app *a, const char *path)
     { "--lenient", NULL, OPT_FLAG, "trailing bytes and holes in a shard are warnings" }
 #define OPT_PROFILE { "--profile", "NAME", OPT_ONE, "what is rounded where (default: exact)" }
 #define OPT_IDS     { "--ids", "FILE", OPT_NEEDED, "token ids, text or safetensors" }
+#define OPT_PIXELS  { "--pixels", "FILE", OPT_ONE, "safetensors with the images of the prompts" }
 #define OPT_END     { NULL, NULL, OPT_FLAG, NULL }
 
 static tr_config_opts config_opts(app *a)
@@ -1334,12 +1423,15 @@ static tr_status stem_visit(void *user, tr_ctx *ctx, const tr_expected *e)
     return TR_OK;
 }
 
-/* The module of an operator: its name, without "weight". */
+/* The module of an operator: its name, without "weight", with the number of its block. */
 static char *op_module(app *a, const tr_plan_op *op)
 {
     size_t n = strlen(op->name);
+    const char *hole = strstr(op->name, "{b}");
     if (ends_with(op->name, ".weight")) n -= 7;
-    return text(a, "%.*s", (int)n, op->name);
+    if (!hole) return text(a, "%.*s", (int)n, op->name);
+    return text(a, "%.*s%lld%.*s", (int)(hole - op->name), op->name, (long long)op->block,
+                (int)(op->name + n - hole - 3), hole + 3);
 }
 
 /* How much of a stem's name the module is: 2 all, 1 the modules around it, 0 it is another. */
@@ -1412,6 +1504,7 @@ static void print_ops(const plan_job *j, int64_t begin, int64_t end)
     for (int64_t i = begin; i < end; i++) {
         const tr_plan_op *op = &j->p.op[i];
         double bytes = op_bytes(j, op);
+        if (op->block > 0) continue;
         printf("  %-9s %-41s %-15s %13s %8s %7s\n", op->op, op_module(j->a, op),
                shape_str(op->y).s, op->weight_params ? commas(op->weight_params).s : "",
                bytes > 0 ? size_of(bytes).s : "", op->flops > 0 ? human(op->flops).s : "");
@@ -1469,6 +1562,9 @@ static void plan_print(const plan_job *j)
     printf("\nmemory: %s profile, %lld %s, %lld tokens a call, room for %lld\n",
            j->o.profile->name, (long long)j->o.B, j->o.B == 1 ? "sequence" : "sequences",
            (long long)j->o.max_tokens, (long long)j->o.capacity);
+    if (j->o.max_patches)
+        printf("  and an image of %lld patches, %lld rows of the prompt\n",
+               (long long)j->o.max_patches, (long long)j->o.image_rows);
     print_region("weights", (double)p->bytes, "mapped and read in place");
     print_region("vectors", (double)p->vectors, "norms, biases, conv taps, widened");
     print_region("state", (double)p->state, "what the sequences remember");
@@ -1476,7 +1572,9 @@ static void plan_print(const plan_job *j)
     print_region("workspace", (double)p->workspace, "scratch inside a layer");
     printf("\n  %-9s %-41s %-15s %13s %8s %7s\n", "operator", "module", "result", "parameters",
            "bytes", "flop");
-    print_outside(j, "before the layers", 0, L ? j->first_op[0] : 0);
+    print_outside(j, j->o.max_patches ? text(j->a, "before the layers; block 0 of the %lld of the "
+                  "vision tower, which are alike", (long long)c->vit_layers) : "before the layers",
+                  0, L ? j->first_op[0] : 0);
     print_layers(j);
     print_outside(j, "after the layers", L ? j->first_op[L] : 0, p->ops);
 }
@@ -1523,6 +1621,7 @@ static void plan_json(app *a, const plan_job *j)
     js_int(a, "sequences", j->o.B);
     js_int(a, "tokens", j->o.max_tokens);
     js_int(a, "capacity", j->o.capacity);
+    js_int(a, "patches", j->o.max_patches);
     js_close(a, '}');
     js_open(a, "memory", '{');
     js_int(a, "weights", (int64_t)p->bytes);
@@ -1536,7 +1635,7 @@ static void plan_json(app *a, const plan_job *j)
     js_close(a, ']');
     js_open(a, "outside", '[');
     for (int64_t i = 0; i < p->ops; i++)
-        if (p->op[i].layer < 0) js_op(a, j, &p->op[i]);
+        if (p->op[i].layer < 0 && p->op[i].block <= 0) js_op(a, j, &p->op[i]);
     js_close(a, ']');
     js_close(a, '}');
 }
@@ -1559,6 +1658,12 @@ static int cmd_plan(app *a)
         return EXIT_FINE;
     }
     must(a, tr_model_new_dry(a->ctx, &j.m, c));
+    j.o.max_patches = opt_int(a, "--patches", 0, 1, INT32_MAX);
+    if (j.o.max_patches && j.m->cfg.vit_layers) {
+        int64_t cell = j.m->cfg.vit_merge.v[0] * j.m->cfg.vit_merge.v[1];
+        j.o.max_images = 1;
+        j.o.image_rows = (j.o.max_patches + cell - 1) / cell;
+    }
     must(a, tr_plan_model(a->ctx, &j.p, j.m, &j.o));
     plan_group(&j);
     must(a, tr_config_each(a->ctx, &j.m->cfg, stem_visit, &j));
@@ -1574,6 +1679,7 @@ static const option plan_options[] = {
     { "--batch",    "B",  OPT_ONE,  "sequences (default: 1)" },
     { "--tokens",   "N",  OPT_ONE,  "tokens of all sequences in one call (default: 64)" },
     { "--capacity", "S",  OPT_ONE,  "tokens that a sequence can hold (default: 1024)" },
+    { "--patches",  "N",  OPT_ONE,  "an image of so many patches, too" },
     OPT_PROFILE, OPT_SET, OPT_ACCEPT, OPT_END
 };
 
@@ -1581,7 +1687,7 @@ static const char plan_note[] =
     "Reads config.json alone. An operator's result has the shape of one call with N tokens; its\n"
     "parameters and bytes are what one token reads, its flop the multiplications and additions\n"
     "of products for all of them. Equal layers are shown once; in JSON `same_as` points to the\n"
-    "layer that has the operators.\n\n"
+    "layer that has the operators. Of a vision tower's blocks block 0 is shown.\n\n"
     "Exit codes: 0 fine; 2 the config cannot be used, and the sentence says why.\n";
 
 /* ============================================================================
@@ -1649,15 +1755,6 @@ static char *weights_sha256(app *a, const tr_shards *s, int sampled)
     return hex;
 }
 
-/* The prompt, so that compare can tell when two files are about different ones: SHA-256 of the
- * padded ids [B, T] as 32-bit integers. */
-static char *ids_sha256(app *a, int32_t *id, int64_t n)
-{
-    char *hex = (char *)need(a, 65, 1);
-    tr_view_sha256(tr_view1(id, TR_I32, n), hex);
-    return hex;
-}
-
 /* ---- Layers in part: what enters the first of them, from a golden. */
 
 typedef struct entering {
@@ -1674,6 +1771,10 @@ static tr_view entering_find(app *a, const tr_st *f, const char *name, const tr_
     const tr_st_entry *e = tr_st_find(f, name);
     int64_t D = m->cfg.hidden, n = tr_hidden_snaps(&m->cfg, m->first);
     if (!e) e = tr_st_find(f, prefixed);
+    if (!e && ends_with(name, "embed_tokens") && p->images.n) {
+        e = tr_st_find(f, "inputs_embeds");
+        if (!e) e = tr_st_find(f, "f64.inputs_embeds");
+    }
     if (!e)
         die(a, "%s: there is no %s in it: layer %lld is entered by a hidden state and %lld block "
             "sums", f->path, name, (long long)m->first, (long long)n);
@@ -1813,11 +1914,12 @@ static void golden_run(golden_job *j)
     tr_run *r;
     entering in;
     memset(&in, 0, sizeof in);
-    j->c = piece_first(a, &j->p, chunk_of(a, &j->p));
+    prompts_expand(a, &j->p, &j->m->cfg, &o);
+    if (j->p.T) j->c = piece_first(a, &j->p, chunk_of(a, &j->p));
     o.profile = profile(a);
     o.B = j->p.B;
-    o.max_tokens = j->p.B * j->c.chunk;
-    o.capacity = j->p.T;
+    o.max_tokens = j->p.T ? j->p.B * j->c.chunk : 1;
+    o.capacity = j->p.T ? j->p.T : 1;
     o.logits = TR_LOGITS_ALL;
     o.tap = golden_tap;
     o.tap_user = j;
@@ -1828,15 +1930,27 @@ static void golden_run(golden_job *j)
     must(a, tr_run_new(a->ctx, &r, j->m, &o));
     must(a, tr_golden_new(a->ctx, &j->out, j->p.B, j->p.len));
     must(a, tr_golden_new(a->ctx, &j->logits, j->p.B, j->p.len));
+    if (j->m->first == 0) prompts_see(a, &j->p, r);
     progress_begin(a, "running", (double)(j->c.pieces * j->m->layers));
-    for (; piece_next(&j->c); j->piece_at++)
+    for (; j->p.T && piece_next(&j->c); j->piece_at++)
         must(a, tr_forward(r, &j->c.batch, j->m->first > 0 ? entering_piece(a, &in, &j->c) : NULL));
-    if (j->globs) must(a, tr_tap_state(r));
+    if (j->globs && j->p.T) must(a, tr_tap_state(r));
     progress_end(a);
     tr_run_free(r);
     for (int64_t i = 0; i < j->globs; i++)
         if (!j->hits[i]) say(a, "warning: --tap '%s' matched no value", j->glob[i]);
     if (j->out.n == 0) die(a, "golden: no value matched --tap, nothing to write");
+}
+
+static void meta_images(app *a, metadata *m, const tr_images *im)
+{
+    char *hex = (char *)need(a, 65, 1), *grids = text(a, "%s", "");
+    tr_view_sha256(im->pixels, hex);
+    for (int64_t i = 0; i < im->n; i++)
+        grids = text(a, "%s%s%lldx%lldx%lld", grids, i ? " " : "", (long long)im->grid[3 * i],
+                     (long long)im->grid[3 * i + 1], (long long)im->grid[3 * i + 2]);
+    meta_add(a, m, "pixel_values_sha256", hex);
+    meta_add(a, m, "grid_thws", grids);
 }
 
 static metadata golden_meta(golden_job *j, const char *logits_hash)
@@ -1853,7 +1967,8 @@ static metadata golden_meta(golden_job *j, const char *logits_hash)
     meta_lines(a, &m, "set.", c->sets);
     meta_lines(a, &m, "accept.", c->accepted);
     if (opt(a, "--layers")) meta_add(a, &m, "layers", opt(a, "--layers"));
-    meta_add(a, &m, "input_ids_sha256", ids_sha256(a, j->p.id, j->p.B * j->p.T));
+    if (j->p.sha256) meta_add(a, &m, "input_ids_sha256", j->p.sha256);
+    if (j->p.images.n) meta_images(a, &m, &j->p.images);
     meta_add(a, &m, "config_sha256", c->sha256);
     meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->m->shards));
     meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->m->shards, 1));
@@ -1876,7 +1991,9 @@ static int cmd_golden(app *a)
     j.a = a;
     golden_layers(a, &first, &layers);
     (void)profile(a);
-    j.p = ids_read(a, opt(a, "--ids"));
+    if (!opt(a, "--ids") && !opt(a, "--pixels"))
+        die(a, "golden: needs --ids FILE, or --pixels FILE for the vision tower alone");
+    j.p = prompts_read(a);
     must_be_writable(a, out);
     j.m = model_open(a, a->arg[0], first, layers);
     golden_globs(&j);
@@ -1900,7 +2017,8 @@ static int cmd_golden(app *a)
 }
 
 static const option golden_options[] = {
-    OPT_IDS,
+    { "--ids",     "FILE", OPT_ONE,    "token ids, text or safetensors; or --pixels alone" },
+    OPT_PIXELS,
     { "-o",        "OUT",  OPT_NEEDED, "safetensors to write; replaced only when complete" },
     OPT_PROFILE,
     { "--tap",     "GLOB", OPT_MANY,   "values to write instead of the default set" },
@@ -1916,10 +2034,14 @@ static const char golden_note[] =
     "Default taps: embedding, every layer, every sublayer's return, router ids and weights, final\n"
     "norm, logits. In a GLOB `*` stands for any run of characters; '*' alone is every value the\n"
     "profile computes, 'state.*' the state after the prompt.\n\n"
-    IDS_NOTE
+    IDS_NOTE PIXELS_NOTE
+    "Without --ids the vision tower alone is run. With images the embedding's tap is\n"
+    "inputs_embeds, the prompt with its images' rows, and rows of text and images are counted\n"
+    "together in all that follows.\n"
     "\nMetadata of OUT: contract, version, profile, family, every fact as fact.NAME, what --set,\n"
     "--accept and --layers said as set.NAME, accept.KEY and layers, and\n"
-    "  input_ids_sha256       of the padded ids [B, T] as 32-bit integers\n"
+    "  input_ids_sha256       of the padded ids [B, T] as 32-bit integers, as they came\n"
+    "  pixel_values_sha256    of the pixels, and grid_thws, if there are images\n"
     "  config_sha256          of config.json\n"
     "  headers_sha256         of the length field and header of each shard, in order\n"
     "  weights_sample_sha256  of all tensors in bytewise order of their names: name, NUL, then 64\n"
@@ -2499,8 +2621,9 @@ static int cmd_run(app *a)
     g.a = a;
     g.n = opt_int(a, "-n", 0, 1, INT32_MAX);
     o.profile = profile(a);
-    g.p = ids_read(a, opt(a, "--ids"));
+    g.p = prompts_read(a);
     m = model_open(a, a->arg[0], 0, 0);
+    prompts_expand(a, &g.p, &m->cfg, &o);
     c = piece_first(a, &g.p, chunk_of(a, &g.p));
     g.eos = opt(a, "--ignore-eos") ? NULL : eos_ids(a, a->arg[0], &m->cfg);
     g.out = (int32_t *)need(a, g.p.B * g.n, sizeof *g.out);
@@ -2511,6 +2634,7 @@ static int cmd_run(app *a)
     o.capacity = g.p.T + g.n - 1;
     must(a, tr_run_new(a->ctx, &g.r, m, &o));
     t0 = now();
+    prompts_see(a, &g.p, g.r);
     read = greedy_prompt(&g, &c);
     t1 = now();
     progress_begin(a, "decoding", (double)(g.p.B * g.n));
@@ -2526,7 +2650,7 @@ static int cmd_run(app *a)
 }
 
 static const option run_options[] = {
-    OPT_IDS,
+    OPT_IDS, OPT_PIXELS,
     { "-n", "N", OPT_NEEDED, "tokens to add to each sequence" },
     { "--ignore-eos", NULL, OPT_FLAG, "go on past the end of text" },
     OPT_PROFILE,
@@ -2539,7 +2663,7 @@ static const char run_note[] =
     "after N tokens or with an end-of-text id, which is printed: eos_token_id, a number or a\n"
     "list, of generation_config.json if the folder has one that says so, else of config.json.\n"
     "Sequences run together; each gets the ids that it would get alone.\n\n"
-    IDS_NOTE
+    IDS_NOTE PIXELS_NOTE
     "\nExit codes: 0 fine; 2 unusable input, or NaN among the logits.\n";
 
 /* ============================================================================

@@ -190,6 +190,44 @@ gives '--ignore-eos goes on' 0 "$3" $T run $W/eos -n 6 --ids $W/one.txt --ignore
 for last; do :; done
 cases=$last
 
+# ---- images
+
+mm=tests/golden/kimi_k3/multimodal
+see=tests/golden/kimi_k3/vision
+$T golden $mm --ids $mm/expected.safetensors -o $W/mm.st 2> /dev/null
+gives 'golden of a prompt with images' 0 'logits 2a247eac' $T golden $mm \
+    --ids $mm/expected.safetensors -o $W/piece.st --chunk 5 --threads 1
+gives 'its rows and logits are the vendor'"'"'s' 1 'inputs_embeds mm_projector.1 logits' \
+    $T compare $mm/expected.safetensors $W/mm.st --max-rel 1e-7
+gives 'near enough' 0 'no difference' $T compare $mm/expected.safetensors \
+    $W/mm.st --max-rel 1e-4
+echo "85 88 277 30 277 40" > $W/two-images.txt
+echo "85 88 277 30" > $W/one-image.txt
+gives 'golden with --pixels' 0 'logits' $T golden $mm --ids $W/two-images.txt \
+    --pixels $mm/expected.safetensors -o $W/piece.st
+gives 'run with --pixels' 0 'prompt 20 tokens' $T run $mm --ids $W/two-images.txt \
+    --pixels $mm/expected.safetensors -n 2 --ignore-eos
+gives 'the tower alone' 0 '11 tensors' $T golden $see --pixels $see/expected.safetensors \
+    -o $W/see.st --tap 'mm_projector.*' --tap 'vision_tower.merged.*' \
+    --tap vision_tower.patch_embed
+gives 'and its rows' 0 '' $T compare $see/expected.safetensors $W/see.st --max-rel 1e-5
+$T golden $mm --ids $mm/expected.safetensors --layers 4-8 --input $W/mm.st -o $W/piece.st \
+    2> $W/err
+grep -q 'logits 2a247eac' $W/err && ok 'layers in part, behind images' ||
+    bad 'layers in part, behind images' "$(cat $W/err)"
+gives 'a placeholder too few' 2 'kimi_k3 1 placeholders 277 2 images' $T run $mm -n 1 \
+    --ids $W/one-image.txt --pixels $mm/expected.safetensors
+gives 'images without ids need golden' 2 '--ids' $T run $mm -n 1 --pixels $mm/expected.safetensors
+gives 'no ids and no images' 2 '--pixels' $T golden $mm -o $W/none.st
+gives 'images twice' 2 'which' $T run $mm -n 1 --ids $mm/expected.safetensors \
+    --pixels $see/expected.safetensors
+gives 'a safetensors without images' 2 'pixel_values' $T run $mm -n 1 --ids $W/two-images.txt \
+    --pixels $W/llama/model.safetensors
+gives 'an image for a text model' 2 'llama no vision tower' $T run $W/llama -n 1 \
+    --ids $W/one.txt --pixels $see/expected.safetensors
+gives 'plan with an image' 0 '36 patches 9 rows attn mm_projector.proj.2' $T plan $mm --patches 36
+gives 'plan with an image for a text model' 2 'no vision tower' $T plan $W/llama --patches 36
+
 # ---- golden and compare
 
 for f in llama deepseek_v3 kimi_k3; do

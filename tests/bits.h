@@ -105,7 +105,8 @@ static inline void bits_ids(int32_t *ids, int64_t prompt, int64_t n, int64_t voc
 }
 
 /* The images of prompts [first, first + B); puts their placeholders among the ids, where no other
- * may be. data [B BITS_PATCHES 3 P P], grid [B BITS_IMAGES 3] */
+ * may be. Pixels are multiples of 1/256, the same in every rounding mode.
+ * data [B BITS_PATCHES 3 P P], grid [B BITS_IMAGES 3] */
 static inline tr_images bits_pictures(const tr_config *cfg, int64_t first, int64_t B, int32_t *ids,
                                       float *data, int64_t *grid)
 {
@@ -122,8 +123,8 @@ static inline tr_images bits_pictures(const tr_config *cfg, int64_t first, int64
             ids[bits_images[p][i].at] = media;
             memcpy(grid + 3 * im.n, g, 3 * sizeof *g);
             for (int64_t k = 0; k < n; k++)
-                data[patches * 3 * P * P + k] = (float)(2 * tr_rng_unit(2025, (uint64_t)(p * 8 + i),
-                                                                        (uint64_t)k) - 1);
+                data[patches * 3 * P * P + k] = (float)((int64_t)(tr_rng_u64(2025,
+                    (uint64_t)(p * 8 + i), (uint64_t)k) % 513) - 256) * 0.00390625f;
             patches += g[0] * g[1] * g[2];
         }
     }

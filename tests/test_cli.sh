@@ -225,6 +225,18 @@ gives 'a safetensors without images' 2 'pixel_values' $T run $mm -n 1 --ids $W/t
     --pixels $W/llama/model.safetensors
 gives 'an image for a text model' 2 'llama no vision tower' $T run $W/llama -n 1 \
     --ids $W/one.txt --pixels $see/expected.safetensors
+png=tests/golden/images/files/rgb8.png
+$T image $png --model $mm -o $W/png.st 2> /dev/null > /dev/null
+gives 'two pictures by --image' 0 'prompt 22 tokens' $T run $mm --ids $W/two-images.txt \
+    --image $png --image $png -n 2 --ignore-eos
+$T golden $mm --image $png -o $W/by-file.st --tap 'mm_projector.0' 2> /dev/null
+$T golden $mm --pixels $W/png.st -o $W/by-patches.st --tap 'mm_projector.0' 2> /dev/null
+gives 'a picture and its patches are the same' 0 'no difference' $T compare $W/by-file.st \
+    $W/by-patches.st
+gives 'its file and pass order are in the golden' 0 'image_sha256 pillow' \
+    sh -c "head -c 4000 $W/by-file.st | LC_ALL=C tr -cd '[:print:]'"
+gives '--image and --pixels' 2 'which' $T golden $mm --image $png --pixels $W/png.st -o $W/none.st
+gives 'no picture' 2 'one.txt' $T golden $mm --image $W/one.txt -o $W/none.st
 gives 'plan with an image' 0 '36 patches 9 rows attn mm_projector.proj.2' $T plan $mm --patches 36
 gives 'plan with an image for a text model' 2 'no vision tower' $T plan $W/llama --patches 36
 

@@ -606,9 +606,9 @@ static void js_lines(app *a, const char *key, const lines *l)
 
 #define PIXELS_NOTE                                                                          \
     "Images: pixel_values F32 [patches, 3, P, P] and grid_thws I64 [images, 3] (frames, rows,\n" \
-    "columns of patches), in the file of --ids or in that of --pixels. Each image has one\n"      \
-    "placeholder id in the prompts, in their order; it becomes as many rows as the model makes\n" \
-    "of the image.\n"
+    "columns of patches), in the file of --ids or in that of --pixels; or pictures by --image.\n" \
+    "Each has one placeholder id in the prompts, in their order; it becomes as many rows as the\n" \
+    "model makes of the image.\n"
 
 typedef struct prompts {
     int64_t  B, T;                  /* sequences; longest of them */
@@ -616,6 +616,7 @@ typedef struct prompts {
     int32_t *id;                    /* [B, T], 0 past a sequence's end */
     char    *sha256;                /* of the padded ids as they came */
     tr_images images;               /* n 0: none */
+    char    *files, *pillow;        /* of --image: their hashes, whose passes; NULL */
 } prompts;
 
 static int ends_with(const char *s, const char *tail)
@@ -794,10 +795,50 @@ static int is_safetensors(app *a, const char *path)
     return ends_with(path, ".safetensors") || (n == 9 && head[8] == '{');
 }
 
-/* Of the command's --ids and --pixels. Without ids one prompt of no tokens. */
+/* Files of pictures through the processor of the folder that the command is about. */
+static void images_process(app *a, prompts *p, const char **file, int64_t n)
+{
+    int64_t order = opt_int(a, "--pillow", IMG_PILLOW_12, IMG_PILLOW_12, IMG_PILLOW_13);
+    int64_t *grid = (int64_t *)need(a, n, 3 * sizeof *grid), patches = 0, P;
+    img_pixels *x = (img_pixels *)need(a, n, sizeof *x);
+    float *all, *at;
+    img_proc proc;
+    must(a, img_proc_load(a->ctx, &proc, a->arg[0], NULL, 0));
+    if (proc.family != IMG_KIMI)
+        die(a, "%s: its processor is %s's; only Kimi's patches are run", a->arg[0],
+            img_family_name(proc.family));
+    p->pillow = text(a, "%lld", (long long)order);
+    p->files = text(a, "%s", "");
+    P = proc.patch;
+    for (int64_t i = 0; i < n; i++) {
+        img m;
+        must(a, img_load(a->ctx, &m, file[i], IMG_MAX_PIXELS));
+        must(a, img_size(a->ctx, &proc, file[i], m.w, m.h, &x[i].grid));
+        must(a, img_process(a->ctx, &proc, &m, (img_pillow)order, &x[i]));
+        p->files = text(a, "%s%s%s", p->files, i ? " " : "", m.sha256);
+        img_free(a->ctx, &m);
+        grid[3 * i] = 1;
+        grid[3 * i + 1] = x[i].grid.gh;
+        grid[3 * i + 2] = x[i].grid.gw;
+        patches += x[i].grid.patches;
+    }
+    at = all = (float *)need(a, patches * 3 * P * P, sizeof *all);
+    for (int64_t i = 0; i < n; i++) {
+        size_t k = (size_t)(x[i].grid.patches * 3 * P * P);
+        memcpy(at, x[i].values, k * sizeof *at);
+        at += k;
+        img_pixels_free(a->ctx, &x[i]);
+    }
+    p->images.pixels = tr_view4(all, TR_F32, patches, 3, P, P);
+    p->images.grid = grid;
+    p->images.n = n;
+}
+
+/* Of the command's --ids, --pixels and --image. Without ids one prompt of no tokens. */
 static prompts prompts_read(app *a)
 {
-    const char *path = opt(a, "--ids"), *pixels = opt(a, "--pixels");
+    const char *path = opt(a, "--ids"), *pixels = opt(a, "--pixels"), **file;
+    int64_t n;
     prompts p;
     memset(&p, 0, sizeof p);
     if (path && is_safetensors(a, path)) ids_safetensors(a, &p, path);
@@ -809,7 +850,12 @@ static prompts prompts_read(app *a)
     if (path) p.sha256 = ids_sha256(a, p.id, p.B * p.T);
     if (pixels && p.images.n)
         die(a, "%s: images are in %s and in %s; which?", a->cmd->name, path, pixels);
+    file = opt_all(a, "--image", &n);
+    if (n && (pixels || p.images.n))
+        die(a, "%s: images are given by --image and in %s; which?", a->cmd->name,
+            pixels ? pixels : path);
     if (pixels) p.images = images_read(a, pixels);
+    if (n) images_process(a, &p, file, n);
     return p;
 }
 
@@ -862,7 +908,9 @@ static void prompts_see(app *a, const prompts *p, tr_run *r)
     { "--lenient", NULL, OPT_FLAG, "trailing bytes and holes in a shard are warnings" }
 #define OPT_PROFILE { "--profile", "NAME", OPT_ONE, "what is rounded where (default: exact)" }
 #define OPT_IDS     { "--ids", "FILE", OPT_NEEDED, "token ids, text or safetensors" }
-#define OPT_PIXELS  { "--pixels", "FILE", OPT_ONE, "safetensors with the images of the prompts" }
+#define OPT_PIXELS  { "--pixels", "FILE", OPT_ONE, "safetensors with the images of the prompts" }, \
+    { "--image", "FILE", OPT_MANY, "a PNG or JPEG of the prompts, processed as `image` does" },    \
+    { "--pillow", "12|13", OPT_ONE, "whose order of its two passes (default: 12)" }
 #define OPT_END     { NULL, NULL, OPT_FLAG, NULL }
 
 static tr_config_opts config_opts(app *a)
@@ -1942,8 +1990,9 @@ static void golden_run(golden_job *j)
     if (j->out.n == 0) die(a, "golden: no value matched --tap, nothing to write");
 }
 
-static void meta_images(app *a, metadata *m, const tr_images *im)
+static void meta_images(app *a, metadata *m, const prompts *p)
 {
+    const tr_images *im = &p->images;
     char *hex = (char *)need(a, 65, 1), *grids = text(a, "%s", "");
     tr_view_sha256(im->pixels, hex);
     for (int64_t i = 0; i < im->n; i++)
@@ -1951,6 +2000,9 @@ static void meta_images(app *a, metadata *m, const tr_images *im)
                      (long long)im->grid[3 * i + 1], (long long)im->grid[3 * i + 2]);
     meta_add(a, m, "pixel_values_sha256", hex);
     meta_add(a, m, "grid_thws", grids);
+    if (!p->files) return;
+    meta_add(a, m, "image_sha256", p->files);
+    meta_add(a, m, "pillow", p->pillow);
 }
 
 static metadata golden_meta(golden_job *j, const char *logits_hash)
@@ -1968,7 +2020,7 @@ static metadata golden_meta(golden_job *j, const char *logits_hash)
     meta_lines(a, &m, "accept.", c->accepted);
     if (opt(a, "--layers")) meta_add(a, &m, "layers", opt(a, "--layers"));
     if (j->p.sha256) meta_add(a, &m, "input_ids_sha256", j->p.sha256);
-    if (j->p.images.n) meta_images(a, &m, &j->p.images);
+    if (j->p.images.n) meta_images(a, &m, &j->p);
     meta_add(a, &m, "config_sha256", c->sha256);
     meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->m->shards));
     meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->m->shards, 1));
@@ -1991,8 +2043,8 @@ static int cmd_golden(app *a)
     j.a = a;
     golden_layers(a, &first, &layers);
     (void)profile(a);
-    if (!opt(a, "--ids") && !opt(a, "--pixels"))
-        die(a, "golden: needs --ids FILE, or --pixels FILE for the vision tower alone");
+    if (!opt(a, "--ids") && !opt(a, "--pixels") && !opt(a, "--image"))
+        die(a, "golden: needs --ids FILE, or --pixels or --image for the vision tower alone");
     j.p = prompts_read(a);
     must_be_writable(a, out);
     j.m = model_open(a, a->arg[0], first, layers);
@@ -2041,7 +2093,8 @@ static const char golden_note[] =
     "\nMetadata of OUT: contract, version, profile, family, every fact as fact.NAME, what --set,\n"
     "--accept and --layers said as set.NAME, accept.KEY and layers, and\n"
     "  input_ids_sha256       of the padded ids [B, T] as 32-bit integers, as they came\n"
-    "  pixel_values_sha256    of the pixels, and grid_thws, if there are images\n"
+    "  pixel_values_sha256    of the pixels, and grid_thws, if there are images; of --image also\n"
+    "                         image_sha256 of the files, and pillow\n"
     "  config_sha256          of config.json\n"
     "  headers_sha256         of the length field and header of each shard, in order\n"
     "  weights_sample_sha256  of all tensors in bytewise order of their names: name, NUL, then 64\n"

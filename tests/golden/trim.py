@@ -7,8 +7,8 @@ converted.
 usage: trim.py FROM TO LAYER[,LAYER...]   layers whose finer taps stay
        trim.py FROM TO none               no finer taps
        trim.py FROM TO lean               ids, logits and routes alone
-       trim.py FROM TO images             the folder of pictures: see the function
        trim.py FROM TO media              these, states, what is not of the text model (but wqkv)
+       trim.py FROM TO images             the folder of pictures: see the function
 """
 import json, os, re, shutil, struct, sys
 

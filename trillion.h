@@ -216,9 +216,9 @@ typedef struct tr_ctx_opts {
     tr_cpu      cpu;                        /* 0: the best */
 } tr_ctx_opts;
 
-/* opts may be NULL, and is copied. The context is one block, with 8 MB of workspace for products and
- * 1.2 MB a thread, up to 64; it is not counted by tr_ctx_bytes. Tests the arithmetic of this build
- * and thread (tr_selftest).
+/* opts may be NULL, and is copied. The context is one block, with 8 MB of workspace for products
+ * and 1.2 MB a thread, up to 64; it is not counted by tr_ctx_bytes. Tests the arithmetic of this
+ * build and thread (tr_selftest).
  * TR_ERR_MEMORY: *out is NULL, and there is no context to hold a sentence. Any other failure: *out
  * is good for tr_err_last and tr_ctx_free alone. TR_ERR_UNSUPPORTED: contraction, flushed
  * subnormals, another rounding mode, a cpu that this machine is not. */

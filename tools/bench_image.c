@@ -1,5 +1,6 @@
-/* bench_image.c - the side of tools/bench_image.py that is ours: PROCESSOR.json RGB W H PILLOW; for
- * every line of stdin, one preprocessing of the picture, its milliseconds and the values' SHA-256 */
+/* bench_image.c - the side of tools/bench_image.py that is ours: PROCESSOR.json RGB W H PILLOW;
+ * for every line of stdin, one preprocessing of the picture, its milliseconds and the values'
+ * SHA-256 */
 
 #define TRILLION_IMPLEMENTATION
 #include "../trillion.h"

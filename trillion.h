@@ -906,9 +906,12 @@ TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
 /* value[v] = (v / 255 - mean) / std of a colour v, as image processors round it in binary32: the
  * quotient, the difference, and the product with fl(1 / std). std is not 0. */
 TR_API void tr_image_normalize(float value[256], double mean, double std);
-/* y [gh, gw, 3, P, P]: patches of rgb [H, W, 3] by rows of the grid; in a patch channel, row,
- * column. value [3, 256]: tr_image_normalize's for each channel. What a patch has beyond the
- * picture's right and lower edge is black (colour 0, then normalised like any other). */
+/* y [3, P, P]: patch (i, k) of rgb [H, W, 3], row and column of the grid. value [3, 256]:
+ * tr_image_normalize's for each channel. What the patch has beyond the picture's right and lower
+ * edge is black (colour 0, then normalised like any other). patchify: y [gh, gw, 3, P, P], all of
+ * them by rows of the grid. */
+TR_API void tr_patch(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t i, int64_t k,
+                     int64_t P, const float *value);
 TR_API void tr_patchify(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t gh, int64_t gw,
                         int64_t P, const float *value);
 
@@ -4005,6 +4008,13 @@ typedef struct tri_tokens {
     int64_t n;
 } tri_tokens;
 
+/* Columns [c, c + n) of row r, decoded the fast way if there is one. */
+static void tri_decode_row(const tri_tiles *t, const tr_weight *w, int64_t r, int64_t c, int64_t n,
+                           float *y)
+{
+    if (!w->finite || !t->decode(w, r, c, n, y)) w->format->row_f32(w, r, c, n, y);
+}
+
 /* Columns [c, c + n) of a panel: *stride apart, in place or in buf. */
 static const float *tri_panel_read(const tri_tiles *t, const tri_panel *r, int64_t c, int64_t n,
                                    float *buf, int64_t *stride)
@@ -4016,11 +4026,8 @@ static const float *tri_panel_read(const tri_tiles *t, const tri_panel *r, int64
         if ((uintptr_t)p % 4 == 0 && w->q_stride % 4 == 0) return (const float *)(const void *)p;
     }
     *stride = TRI_PANEL;
-    for (int64_t j = 0; j < r->O; j++) {
-        float *row = buf + j * TRI_PANEL;
-        int64_t o = r->o + j * r->step;
-        if (!w->finite || !t->decode(w, o, c, n, row)) w->format->row_f32(w, o, c, n, row);
-    }
+    for (int64_t j = 0; j < r->O; j++)
+        tri_decode_row(t, w, r->o + j * r->step, c, n, buf + j * TRI_PANEL);
     return buf;
 }
 
@@ -4207,8 +4214,8 @@ static void tri_outer_rows(const tri_tiles *t, const tr_weight *w, int64_t o, in
             row[i] = buf[i];
             if (w->format->q == TR_F32 && (uintptr_t)q % 4 == 0)
                 row[i] = (const float *)(const void *)q;
-            else if (!w->finite || !t->decode(w, r, c, n, buf[i]))
-                w->format->row_f32(w, r, c, n, buf[i]);
+            else
+                tri_decode_row(t, w, r, c, n, buf[i]);
         }
         t->turn(y, step, row, n);
     }
@@ -4310,8 +4317,8 @@ static int tri_many_subnormal(const tri_product_job *a)
 {
     int64_t rows = a->w->cols / TR_LANES, sample = tri_least(a->n * rows, 256), many = 0;
     for (int64_t i = 0; i < sample; i++) {
-        int64_t at = a->n * rows * i / sample;
-        const float *x = tri_row_f32(a->x, tri_slot(a, at / rows) / a->per) + at % rows * TR_LANES;
+        int64_t at = a->n * rows * i / sample, s = tri_slot(a, tri_slots_begin(a, 0) + at / rows);
+        const float *x = tri_row_f32(a->x, s / a->per) + at % rows * TR_LANES;
         int some = 0;
         for (int l = 0; l < TR_LANES; l++) some |= x[l] != 0 && fabsf(x[l]) < FLT_MIN;
         many += some;
@@ -4391,9 +4398,7 @@ static void tri_panel_read_t(const tri_tiles *t, const tr_weight *w, int64_t k, 
                              int64_t c, int64_t len, float (*p)[TRI_T_COLS])
 {
     if (len < TRI_T_COLS) memset(p, 0, (size_t)n * sizeof *p);
-    for (int64_t i = 0; i < n; i++)
-        if (!w->finite || !t->decode(w, k + i, c, len, p[i]))
-            w->format->row_f32(w, k + i, c, len, p[i]);
+    for (int64_t i = 0; i < n; i++) tri_decode_row(t, w, k + i, c, len, p[i]);
 }
 
 /* tri_lanes_fold for a panel's columns at once. */
@@ -6738,14 +6743,24 @@ void tr_image_normalize(float value[256], double mean, double std)
     for (int v = 0; v < 256; v++) value[v] = ((float)v / 255 - m) * r;
 }
 
+void tr_patch(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t i, int64_t k, int64_t P,
+              const float *value)
+{
+    int64_t there = W - k * P > 0 ? tri_least(W - k * P, P) : 0;        /* columns of the picture */
+    for (int64_t c = 0; c < 3; c++, value += 256)
+        for (int64_t row = i * P; row < (i + 1) * P; row++) {
+            int64_t n = row < H ? there : 0;
+            const uint8_t *q = n ? rgb + (row * W + k * P) * 3 + c : NULL;
+            for (int64_t x = 0; x < n; x++) *y++ = value[q[3 * x]];
+            for (int64_t x = n; x < P; x++) *y++ = value[0];
+        }
+}
+
 void tr_patchify(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t gh, int64_t gw,
                  int64_t P, const float *value)
 {
-    for (int64_t i = 0; i < gh * gw; i++)
-        for (int64_t c = 0; c < 3; c++)
-            for (int64_t r = i / gw * P; r < (i / gw + 1) * P; r++)
-                for (int64_t x = i % gw * P; x < (i % gw + 1) * P; x++)
-                    *y++ = value[c * 256 + (r < H && x < W ? rgb[(r * W + x) * 3 + c] : 0)];
+    for (int64_t i = 0; i < gh * gw; i++, y += 3 * P * P)
+        tr_patch(y, rgb, H, W, i / gw, i % gw, P, value);
 }
 
 /* Cell i of n lies at z in a table of G, whose entry k stands for the middle of [k, k + 1):
@@ -10795,22 +10810,32 @@ static void tri_locate(const tr_run *r, int64_t i, int64_t *seq, int64_t *pos)
     *pos = r->state.len[b] + i;
 }
 
-/* The first value that is not finite ends the run: what follows it would be noise. */
+/* The first value that is not finite, v at (row, d); 0: there is none, or nothing to look at. */
+static int tri_find_not_finite(const tr_run *r, tr_view x, int64_t *row, int64_t *d, double *v)
+{
+    int64_t D = x.shape[x.rank - 1];
+    if (r->ops.dry) return 0;
+    for (*row = 0; *row < tri_rows(x); ++*row) {
+        int64_t at = tri_row_at(x, *row);
+        for (*d = 0; *d < D; ++*d) {
+            *v = tr_get_f64(x.data, x.dtype, at + *d);
+            if (!isfinite(*v)) return 1;
+        }
+    }
+    return 0;
+}
+
+/* A value that is not finite ends the run: what follows it would be noise. */
 static tr_status tri_check_finite(tr_run *r, const char *suffix, tr_view x)
 {
     char name[256];
-    int64_t D = x.shape[x.rank - 1], seq, pos;
-    if (r->ops.dry) return TR_OK;
-    for (int64_t i = 0; i < tri_rows(x); i++)
-        for (int64_t d = 0, at = tri_row_at(x, i); d < D; d++) {
-            double v = tr_get_f64(x.data, x.dtype, at + d);
-            if (isfinite(v)) continue;
-            tri_full_name(r, name, suffix);
-            tri_locate(r, i, &seq, &pos);
-            return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: sequence %lld, token %lld, element %lld "
-                           "is %g", name, (long long)seq, (long long)pos, (long long)d, v);
-        }
-    return TR_OK;
+    int64_t row, d, seq, pos;
+    double v;
+    if (!tri_find_not_finite(r, x, &row, &d, &v)) return TR_OK;
+    tri_full_name(r, name, suffix);
+    tri_locate(r, row, &seq, &pos);
+    return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: sequence %lld, token %lld, element %lld is %g",
+                   name, (long long)seq, (long long)pos, (long long)d, v);
 }
 
 /* An operator's failure, with the module it was computing. */
@@ -10851,31 +10876,39 @@ static tr_view tri_bias_of(const tr_run *r, const tr_layer *ly, tr_weight_id id)
     }
 }
 
-/* y = x W^T (+ b) with a weight of the layer; taps y under the weight's module. */
-static tr_status tri_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
+/* y = x W^T (+ b) with a weight of the layer. */
+static tr_status tri_op_matmul(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
 {
-    char module[128];
-    const char *name = ly->spec[id]->name, *end = strstr(name, ".weight");
     tr_matmul_args a;
-    snprintf(module, sizeof module, "%.*s", (int)(end - name), name);
-    r->doing = name;
+    r->doing = ly->spec[id]->name;
     a.y = y;
     a.x = x;
     a.w = &ly->w[id];
     a.bias = tri_bias_of(r, ly, id);
-    TRI_TRY(tri_in(r, module, tri_check_weight(r, &ly->w[id])));
-    TRI_TRY(tri_in(r, module, r->ops.matmul(r->ops.user, r->ctx, &a)));
+    TRI_TRY(tri_check_weight(r, &ly->w[id]));
+    return r->ops.matmul(r->ops.user, r->ctx, &a);
+}
+
+/* The same, and taps y under the weight's module. */
+static tr_status tri_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
+{
+    char module[128];
+    const char *name = ly->spec[id]->name, *end = strstr(name, ".weight");
+    snprintf(module, sizeof module, "%.*s", (int)(end - name), name);
+    TRI_TRY(tri_in(r, module, tri_op_matmul(r, ly, id, y, x)));
     return tri_tap(r, module, y, TRI_TAP_FINE);
 }
 
-/* x = norm(x) with a weight of the layer, or without (TR_W_NONE); gate may be absent. */
-static tr_status tri_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_id id, tr_view x,
-                          tr_view gate, double eps, double scale, const char *suffix)
+/* y = norm(x) with a weight of the layer, or without (TR_W_NONE; suffix names it then); gate may
+ * be absent. */
+static tr_status tri_op_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_id id,
+                             tr_view y, tr_view x, tr_view gate, double eps, double scale,
+                             const char *suffix)
 {
     tr_norm_args a;
     r->doing = id == TR_W_NONE ? suffix : ly->spec[id]->name;
     memset(&a, 0, sizeof a);
-    a.y = x;
+    a.y = y;
     a.x = x;
     a.w = id == TR_W_NONE ? tr_view_none() : tri_vec(r, ly, id);
     a.gate = gate;
@@ -10883,7 +10916,14 @@ static tr_status tri_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_
     a.eps = eps;
     a.scale = scale;
     a.groups = 1;
-    TRI_TRY(tri_in(r, suffix, r->ops.norm(r->ops.user, r->ctx, &a)));
+    return r->ops.norm(r->ops.user, r->ctx, &a);
+}
+
+/* The same in place, and taps x. */
+static tr_status tri_norm(tr_run *r, tr_layer *ly, tr_norm_kind kind, tr_weight_id id, tr_view x,
+                          tr_view gate, double eps, double scale, const char *suffix)
+{
+    TRI_TRY(tri_in(r, suffix, tri_op_norm(r, ly, kind, id, x, x, gate, eps, scale, suffix)));
     return tri_tap(r, suffix, x, r->layer ? TRI_TAP_FINE : TRI_TAP_MAIN);
 }
 
@@ -11632,48 +11672,28 @@ static tr_status tri_vit_tap_in(tr_run *r, const tri_sight *z, const char *part,
 
 static tr_status tri_vit_finite(tr_run *r, const tri_sight *z, const char *name, tr_view x)
 {
-    if (r->ops.dry) return TR_OK;
-    for (int64_t i = 0, D = x.shape[1]; i < x.shape[0]; i++)
-        for (int64_t d = 0; d < D; d++) {
-            double v = tr_get_f64(x.data, x.dtype, i * x.stride[0] + d);
-            if (isfinite(v)) continue;
-            return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: image %lld, row %lld, element %lld is "
-                           "%g", name, (long long)z->image, (long long)i, (long long)d, v);
-        }
-    return TR_OK;
+    int64_t row, d;
+    double v;
+    if (!tri_find_not_finite(r, x, &row, &d, &v)) return TR_OK;
+    return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: image %lld, row %lld, element %lld is %g", name,
+                   (long long)z->image, (long long)row, (long long)d, v);
 }
 
 /* y = x W^T, without a tap. */
 static tr_status tri_vit_linear(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x)
 {
     char name[256];
-    tr_matmul_args a;
     tri_vit_name(r, name, ly, id);
-    r->doing = ly->spec[id]->name;
-    a.y = y;
-    a.x = x;
-    a.w = &ly->w[id];
-    a.bias = tr_view_none();
-    TRI_TRY(tri_vit_in(r, name, tri_check_weight(r, &ly->w[id])));
-    return tri_vit_in(r, name, r->ops.matmul(r->ops.user, r->ctx, &a));
+    return tri_vit_in(r, name, tri_op_matmul(r, ly, id, y, x));
 }
 
 static tr_status tri_vit_norm(tr_run *r, tr_layer *ly, tr_weight_id id, tr_view y, tr_view x,
                               double eps)
 {
     char name[256];
-    tr_norm_args a;
     tri_vit_name(r, name, ly, id);
-    r->doing = ly->spec[id]->name;
-    memset(&a, 0, sizeof a);
-    a.y = y;
-    a.x = x;
-    a.w = tri_vec(r, ly, id);
-    a.kind = TR_NORM_RMS;
-    a.eps = eps;
-    a.scale = 1;
-    a.groups = 1;
-    return tri_vit_in(r, name, r->ops.norm(r->ops.user, r->ctx, &a));
+    return tri_vit_in(r, name, tri_op_norm(r, ly, TR_NORM_RMS, id, y, x, tr_view_none(), eps, 1,
+                                           name));
 }
 
 static tr_status tri_vit_gelu(tr_run *r, tr_view x, tr_gelu_kind kind, const char *name)

@@ -86,19 +86,26 @@ static void resize_case(const char *path)
     tr_st_close(ctx, &f);
 }
 
-static void pil_resize(void)
+/* Runs every safetensors of a folder of the fixtures; how many there were. */
+static int each_case(const char *folder, void (*run)(const char *path))
 {
-    DIR *d = opendir(in_root("pil_resize"));
+    DIR *d = opendir(in_root(folder));
     struct dirent *e;
     char path[2048];
     int n = 0;
     while (d && (e = readdir(d)) != NULL)
         if (strstr(e->d_name, ".safetensors")) {
-            snprintf(path, sizeof path, "%s/%s", in_root("pil_resize"), e->d_name);
-            resize_case(path);
+            snprintf(path, sizeof path, "%s/%s", in_root(folder), e->d_name);
+            run(path);
             n++;
         }
     if (d) closedir(d);
+    return n;
+}
+
+static void pil_resize(void)
+{
+    int n = each_case("pil_resize", resize_case);
     printf("  pil_resize: %d cases in two orders\n", n);
     CHECK(n >= 80);
 }
@@ -418,18 +425,7 @@ static void qwen_case(const char *path)
 
 static void qwen_pixels(void)
 {
-    DIR *d = opendir(in_root("qwen_vl"));
-    struct dirent *e;
-    char path[2048];
-    int n = 0;
-    while (d && (e = readdir(d)) != NULL)
-        if (strstr(e->d_name, ".safetensors")) {
-            snprintf(path, sizeof path, "%s/%s", in_root("qwen_vl"), e->d_name);
-            qwen_case(path);
-            n++;
-        }
-    if (d) closedir(d);
-    CHECK(n >= 2);
+    CHECK(each_case("qwen_vl", qwen_case) >= 2);
 }
 
 /* ---- processors that are refused */

@@ -1794,22 +1794,11 @@ static inline tr_status img_to_size(tr_ctx *ctx, const img_proc *p, const img *m
 static inline void img_patch(const img_proc *p, const img_pixels *x, int64_t i, int64_t k,
                              float *out)
 {
-    const img_grid *g = &x->grid;
-    int64_t P = p->patch, cols = g->nw - k * P;     /* columns that are not padding */
-    if (cols > P) cols = P;
-    if (cols < 0) cols = 0;
-    for (int64_t c = 0; c < 3; c++) {
-        const float *value = p->value[c];
-        float *frame = out;
-        for (int64_t y = 0; y < P; y++) {
-            int64_t row = i * P + y, n = row < g->nh ? cols : 0;
-            const uint8_t *q = x->resized + (row * g->nw + k * P) * 3 + c;
-            for (int64_t v = 0; v < n; v++) *out++ = value[q[3 * v]];
-            for (int64_t v = n; v < P; v++) *out++ = value[0];
-        }
-        for (int64_t t = 1; t < p->temporal; t++, out += P * P)
-            memcpy(out, frame, (size_t)(P * P) * sizeof *out);
-    }
+    int64_t n = p->patch * p->patch, T = p->temporal;
+    tr_patch(out, x->resized, x->grid.nh, x->grid.nw, i, k, p->patch, p->value[0]);
+    for (int64_t c = 2; T > 1 && c >= 0; c--)       /* from the last on: none is overwritten */
+        for (int64_t t = T - 1; t >= 0; t--)
+            memmove(out + (c * T + t) * n, out + c * n, (size_t)n * sizeof *out);
 }
 
 static inline void img_patches(const img_proc *p, img_pixels *x)

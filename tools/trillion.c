@@ -657,13 +657,18 @@ static int64_t ids_line(app *a, const char *path, int64_t line, const char *p, c
     return n;
 }
 
+static char *hash_of(app *a, tr_view v)
+{
+    char *hex = (char *)need(a, 65, 1);
+    tr_view_sha256(v, hex);
+    return hex;
+}
+
 /* The prompt, so that compare can tell when two files are about different ones: SHA-256 of the
  * padded ids [B, T] as 32-bit integers. */
 static char *ids_sha256(app *a, int32_t *id, int64_t n)
 {
-    char *hex = (char *)need(a, 65, 1);
-    tr_view_sha256(tr_view1(id, TR_I32, n), hex);
-    return hex;
+    return hash_of(a, tr_view1(id, TR_I32, n));
 }
 
 static void ids_pad(app *a, prompts *p, const int32_t *flat)
@@ -1993,12 +1998,11 @@ static void golden_run(golden_job *j)
 static void meta_images(app *a, metadata *m, const prompts *p)
 {
     const tr_images *im = &p->images;
-    char *hex = (char *)need(a, 65, 1), *grids = text(a, "%s", "");
-    tr_view_sha256(im->pixels, hex);
+    char *grids = text(a, "%s", "");
     for (int64_t i = 0; i < im->n; i++)
         grids = text(a, "%s%s%lldx%lldx%lld", grids, i ? " " : "", (long long)im->grid[3 * i],
                      (long long)im->grid[3 * i + 1], (long long)im->grid[3 * i + 2]);
-    meta_add(a, m, "pixel_values_sha256", hex);
+    meta_add(a, m, "pixel_values_sha256", hash_of(a, im->pixels));
     meta_add(a, m, "grid_thws", grids);
     if (!p->files) return;
     meta_add(a, m, "image_sha256", p->files);
@@ -2995,13 +2999,6 @@ typedef struct image_job {
     img_pixels x;
     metadata   meta;
 } image_job;
-
-static char *hash_of(app *a, tr_view v)
-{
-    char *hex = (char *)need(a, 65, 1);
-    tr_view_sha256(v, hex);
-    return hex;
-}
 
 static const char *decimal(app *a, int64_t n) { return text(a, "%lld", (long long)n); }
 

@@ -1727,7 +1727,8 @@ struct tr_ctx {
     tr_act *acts;  int64_t n_acts;  /* registered by the caller */
     char   err[TRI_ERR_BYTES];
     tri_fp4 fp4;
-    float *outer;  int64_t outers;  /* behind this, for {mat}; how many threads have a part */
+    float *outer;                   /* workspace of {mat}, behind this */
+    int64_t outer_threads;          /* that have a part of it */
 };
 
 const char *tr_status_str(tr_status s)
@@ -1797,14 +1798,24 @@ tr_status tr_fail_in(tr_ctx *ctx, tr_status s, const char *fmt, ...)
 typedef struct tri_block { void *raw; size_t raw_bytes; } tri_block;
 #define TRI_ALIGN 64
 
-/* A context brings memory for products of many tokens, so that operators need not allocate: 8 MB
- * for tokens, and 1.2 MB a thread. Threads beyond 64 take no part in such a product. */
+/* So that operators need not allocate, a context brings memory for products of many tokens: the
+ * tokens, and for each thread a panel and its lanes. */
 #define TRI_OUTER_X (1 << 21)
 #define TRI_OUTER_TOKENS 256    /* most tokens of a block */
 #define TRI_OUTER_ROWS 48       /* rows of a panel */
 #define TRI_OUTER_COLS 2048     /* columns of a piece of it */
 #define TRI_OUTER_OWN (TRI_OUTER_ROWS * (TRI_OUTER_COLS + TRI_OUTER_TOKENS * TR_LANES))
 #define TRI_OUTER_THREADS 64
+
+static int tri_threads(const tr_ctx_opts *o)
+{
+#if defined(_OPENMP) && !TR_NO_OPENMP
+    return o->threads > 0 ? o->threads : omp_get_max_threads();
+#else
+    (void)o;
+    return 1;
+#endif
+}
 
 static size_t tri_ctx_size(int64_t threads)
 {
@@ -1813,9 +1824,9 @@ static size_t tri_ctx_size(int64_t threads)
 }
 
 /* The first cache line that begins at p or later. */
-static float *tri_aligned(float *p)
+static unsigned char *tri_aligned(unsigned char *p)
 {
-    return p + (TRI_ALIGN - (uintptr_t)p % TRI_ALIGN) % TRI_ALIGN / sizeof *p;
+    return p + (TRI_ALIGN - (uintptr_t)p % TRI_ALIGN) % TRI_ALIGN;
 }
 
 static void *tri_malloc(void *user, void *ptr, size_t old_bytes, size_t new_bytes)
@@ -1841,21 +1852,20 @@ static void tri_fp4_fill(tri_fp4 *t)
 tr_status tr_ctx_new(tr_ctx **out, const tr_ctx_opts *opts)
 {
     tr_ctx_opts o;
-    tr_ctx *ctx, asked;
+    tr_ctx *ctx;
     int64_t threads;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!o.alloc) o.alloc = tri_malloc;
     *out = NULL;
-    asked.opts = o;
-    threads = tr_par_threads(&asked);
+    threads = tri_threads(&o);
     if (threads > TRI_OUTER_THREADS) threads = TRI_OUTER_THREADS;
     ctx = (tr_ctx *)o.alloc(o.alloc_user, NULL, 0, tri_ctx_size(threads));
     if (!ctx) return TR_ERR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
     tri_fp4_fill(&ctx->fp4);
-    ctx->outers = threads;
-    ctx->outer = tri_aligned((float *)(void *)(ctx + 1));
+    ctx->outer_threads = threads;
+    ctx->outer = (float *)(void *)tri_aligned((unsigned char *)(ctx + 1));
     ctx->opts = o;
     *out = ctx;
     ctx->cpu = o.cpu == TR_CPU_BEST ? tri_os_cpu() : o.cpu;
@@ -1877,7 +1887,7 @@ void tr_ctx_free(tr_ctx *ctx)
 {
     if (!ctx) return;
     tr_free(ctx, ctx->acts);
-    ctx->opts.alloc(ctx->opts.alloc_user, ctx, tri_ctx_size(ctx->outers), 0);
+    ctx->opts.alloc(ctx->opts.alloc_user, ctx, tri_ctx_size(ctx->outer_threads), 0);
 }
 
 void tr_warn(tr_ctx *ctx, const char *fmt, ...)
@@ -1903,8 +1913,7 @@ tr_status tr_alloc(tr_ctx *ctx, void **out, size_t bytes)
     raw = (unsigned char *)ctx->opts.alloc(ctx->opts.alloc_user, NULL, 0, raw_bytes);
     if (!raw) return tr_fail(ctx, TR_ERR_MEMORY, "out of memory: %llu bytes asked for",
                              (unsigned long long)raw_bytes);
-    p = raw + sizeof b;
-    p += (TRI_ALIGN - (uintptr_t)p % TRI_ALIGN) % TRI_ALIGN;
+    p = tri_aligned(raw + sizeof b);
     b.raw = raw;
     b.raw_bytes = raw_bytes;
     memcpy(p - sizeof b, &b, sizeof b);
@@ -3627,15 +3636,7 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
 #define TRI_AHEAD(p) ((void)(p))
 #endif
 
-int tr_par_threads(const tr_ctx *ctx)
-{
-#if defined(_OPENMP) && !TR_NO_OPENMP
-    return ctx->opts.threads > 0 ? ctx->opts.threads : omp_get_max_threads();
-#else
-    (void)ctx;
-    return 1;
-#endif
-}
+int tr_par_threads(const tr_ctx *ctx) { return tri_threads(&ctx->opts); }
 
 void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user)
 {
@@ -3808,7 +3809,7 @@ int64_t tr_topk_f64(int32_t *ids, int64_t K, const double *x, int64_t n,
  *
  * We take rows of W in pieces, decode each piece once for many tokens, and carry every token's sum
  * from piece to piece: one chain in the definition, sixteen lanes in the contract's kernel. So any
- * storage is read in place, nothing is allocated, and the sum is that of tr_dot_f64, or of tr_dot,
+ * format of W will do, no operator allocates, and the sum is that of tr_dot_f64, or of tr_dot,
  * whatever the number of tokens. Threads own rows of W.
  *
  * Traps. Without columns the sum is empty: y is the bias or 0, not what was there before. Without
@@ -3919,11 +3920,10 @@ tr_status tr_matmul_f64(tr_ctx *ctx, const tr_matmul_args *a)
  * we go another way, below. */
 #define TRI_TILE_N 4            /* tokens of a tile */
 #define TRI_TILE_O 6            /* rows of W of a tile and panel */
-#define TRI_PANEL  1024         /* columns of a piece; a multiple of 32 */
-#define TRI_BLOCK_X (1 << 18)   /* numbers of x in a block of tokens, unless they are few: 1 MB */
+#define TRI_PANEL  1024         /* columns of a piece; a power of two, so that blocks fill it */
+#define TRI_BLOCK_X (1 << 18)   /* numbers of x in a block, 1 MB; but 16 tokens at least */
 #define TRI_TOKENS 64           /* most tokens of a block: its lanes are 24 KB */
-
-#define TRI_MIXED  8192         /* most columns of e2m1 that go the fast way of one token */
+#define TRI_MIXED  8192         /* so many columns of e2m1 are streamed; x mixed for them: 32 KB */
 
 #define TRI_T_COLS   32         /* of the transposed product: a panel is 256 rows by 32 columns */
 #define TRI_T_ROWS   256
@@ -3943,14 +3943,15 @@ typedef struct tri_stream_x {
 
 /* What differs from cpu to cpu. */
 struct tri_tiles {
-    /* What is faster if x is full of subnormals, for each of which a multiply-add in hardware may
-     * take a hundred times as long; NULL: this is. */
+    /* What products of W's rows take instead if x is full of subnormals, for each of which a
+     * multiply-add in hardware may take a hundred times as long; NULL: nothing is faster. */
     const tri_tiles *soft;
     /* lane[n][j][l] (+)= x[n][k] w[j][k], k = 0 .. K - 1, l = k mod 16, for n < N <= TRI_TILE_N and
      * j < O <= TRI_TILE_O. K is a multiple of 16; w[j] is w + j stride. */
     void (*tile)(float (*lane)[TRI_TILE_O][TR_LANES], const float *const *x, int64_t N,
                  const float *w, int64_t stride, int64_t O, int64_t K);
-    /* As row_f32 of the weight's format, for weights that are finite. 0: nothing done. */
+    /* As row_f32 of the weight's format, for weights that are finite. 0: it cannot, and y holds
+     * nothing of use; NULL: it never can. */
     int (*decode)(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y);
     /* lane[j][l] (+)= x[k] w[j][k] from k = 0 on, for a panel of TRI_TILE_O rows w[j] that are
      * finite, and one token. Returns how many columns it took, a multiple of 16; NULL: none. */
@@ -3964,8 +3965,8 @@ struct tri_tiles {
      * outer. */
     void (*turn)(float *y, int64_t step, const float *const *row, int64_t K);
     /* y[n][o] = from[n][o] (+) x[d][n] w[o div 16][d][o mod 16], d = 0 .. D - 1, for n < N <= 16
-     * and o < 16 G <= TRI_OUTER_ROWS; all sixteen n may be written. Rows of y and `from` have
-     * TRI_OUTER_ROWS numbers, of x and w 16; step is from w[i] to w[i + 1]. */
+     * and o < 16 G <= TRI_OUTER_ROWS; all sixteen n may be written. y may be `from`. Their rows
+     * have TRI_OUTER_ROWS numbers, those of x and w 16; step is from w[i] to w[i + 1]. */
     void (*outer)(float *y, const float *from, const float *x, const float *w, int64_t step,
                   int64_t N, int64_t G, int64_t D);
     /* y[o] = tri_lanes_fold(lane[l step + o], l = 0 .. 15), o < 16 */
@@ -3984,7 +3985,7 @@ typedef struct tri_product_job {
     const tr_weight *w;                 /* [E] */
     const int32_t *slot, *offset;       /* slot NULL: s is 0 .. n - 1; offset NULL: 0 and n */
     int64_t E, n, per;
-    const tri_tiles *tiles;
+    const tri_tiles *tiles;             /* these three: tri_product_run's */
     const tri_fp4 *fp4;
     int64_t few;                        /* more tokens of a weight than these go another way */
 } tri_product_job;
@@ -4012,10 +4013,11 @@ typedef struct tri_tokens {
 static void tri_decode_row(const tri_tiles *t, const tr_weight *w, int64_t r, int64_t c, int64_t n,
                            float *y)
 {
-    if (!w->finite || !t->decode(w, r, c, n, y)) w->format->row_f32(w, r, c, n, y);
+    if (!w->finite || !t->decode || !t->decode(w, r, c, n, y))
+        w->format->row_f32(w, r, c, n, y);
 }
 
-/* Columns [c, c + n) of a panel: *stride apart, in place or in buf. */
+/* Columns [c, c + n) of a panel's rows, *stride numbers apart, in place or in buf. */
 static const float *tri_panel_read(const tri_tiles *t, const tri_panel *r, int64_t c, int64_t n,
                                    float *buf, int64_t *stride)
 {
@@ -4053,7 +4055,7 @@ TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tri_pa
                                   const tri_tokens *k)
 {
     float lane[TRI_TOKENS][TRI_TILE_O][TR_LANES], buf[TRI_TILE_O * TRI_PANEL];
-    int64_t tiles = (k->n + TRI_TILE_N - 1) / TRI_TILE_N, cols = r->w->cols, stride, c = 0;
+    int64_t tiles = tri_blocks(k->n, TRI_TILE_N), cols = r->w->cols, stride, c = 0;
     const float *b = tr_view_is_none(a->bias) ? NULL : tr_view_f32(a->bias);
     memset(lane, 0, (size_t)k->n * sizeof lane[0]);
     if (k->n == 1 && r->O == TRI_TILE_O && r->w->finite && a->tiles->stream)
@@ -4080,8 +4082,8 @@ TRI_INLINE void tri_product_panel(int hw, const tri_product_job *a, const tri_pa
         }
 }
 
-/* Rows [begin, end) of weight e for its slots first .. last - 1. A panel has one row of each of
- * six bands, which are six streams for the memory. */
+/* Rows [begin, end) of weight e for its slots first .. last - 1, in bands of `step` rows; the
+ * rows that are left make a last panel. */
 TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, int64_t first,
                                    int64_t last, int64_t begin, int64_t end)
 {
@@ -4092,7 +4094,7 @@ TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, 
     r.w = &a->w[e];
     k.one.fp4 = a->fp4;
     k.one.mixed = mixed;
-    k.one.n = a->w->format->q == TR_F4E2M1 ? tri_least(a->w->cols / 32 * 32, TRI_MIXED) : 0;
+    k.one.n = r.w->format->q == TR_F4E2M1 ? tri_least(r.w->cols / 32 * 32, TRI_MIXED) : 0;
     if (most > TRI_TOKENS) most = TRI_TOKENS;
     if (most < 4 * TRI_TILE_N) most = 4 * TRI_TILE_N;
     for (; first < last; first += k.n) {
@@ -4115,8 +4117,9 @@ TRI_INLINE void tri_product_weight(int hw, const tri_product_job *a, int64_t e, 
 }
 
 /* What a row of W costs, in tokens: reading it is worth a few. A weight without slots costs
- * nothing. Threads share the sum over all rows of all weights, so that many experts of one token
- * are spread as evenly as one weight of many tokens. */
+ * nothing, nor does one with so many that tri_outer_run has taken it. Threads share the sum over
+ * all rows of all weights, so that many experts of one token are spread as evenly as one weight of
+ * a few tokens. */
 static int64_t tri_product_cost(const tri_product_job *a, int64_t n)
 {
     return n > 0 && n <= a->few ? n + 4 : 0;
@@ -4130,8 +4133,8 @@ TRI_INLINE void tri_product_rows(int hw, void *user, int64_t begin, int64_t end)
         int64_t first = tri_slots_begin(a, e), last = tri_slots_begin(a, e + 1);
         int64_t cost = tri_product_cost(a, last - first), next = at + cost * O;
         if (next > begin && cost > 0) {     /* a row belongs to whoever has its first unit */
-            int64_t from = begin > at ? (begin - at + cost - 1) / cost : 0;
-            int64_t to = end < next ? (end - at + cost - 1) / cost : O;
+            int64_t from = begin > at ? tri_blocks(begin - at, cost) : 0;
+            int64_t to = end < next ? tri_blocks(end - at, cost) : O;
             tri_product_weight(hw, a, e, first, last, from, to);
         }
         at = next;
@@ -4147,12 +4150,13 @@ TRI_CLONES(tri_product_rows)
  *
  *     lane l of y[n, o]  (+)=  x[n, l + 16 d] W[o, l + 16 d]      d = 0, 1, ..
  *
- * For that both factors are copied, sixteen rows at a time, into the order
+ * Each d adds the outer product of a column of x and a column of W: hence the names. For that both
+ * factors are copied, sixteen rows at a time, into the order
  *
  *     [lane][group of 16 rows][d][row of the group]
  *
- * and read as streams: tokens once for all rows of W, the rows of W in panels and pieces, decoded
- * on the way, once for a block of tokens.
+ * and read as streams. Tokens are copied once for all rows of W; W panel by panel and piece by
+ * piece, decoded on the way, once for a block of tokens.
  *
  *     for blocks of tokens: copy them
  *         for panels of 48 rows of W
@@ -4175,13 +4179,14 @@ static float *tri_outer_piece(const tri_outer_job *p, int64_t c)
     return p->x + p->groups * TR_LANES * c;
 }
 
-/* How many tokens a block may have, a multiple of 16; 0: a row alone does not fit. */
+/* How many tokens a block may have, a multiple of 16; 0: W has no columns, or too many. */
 static int64_t tri_outer_most(const tr_weight *w)
 {
     int64_t group = TR_LANES * TR_LANES * tri_blocks(w->cols, TR_LANES);
     return group ? tri_least(TRI_OUTER_X / group * TR_LANES, TRI_OUTER_TOKENS) : 0;
 }
 
+/* Copies groups [begin, end) of sixteen tokens. */
 static void tri_outer_tokens(void *user, int64_t begin, int64_t end)
 {
     const tri_outer_job *p = (const tri_outer_job *)user;
@@ -4199,7 +4204,7 @@ static void tri_outer_tokens(void *user, int64_t begin, int64_t end)
         }
 }
 
-/* Columns [c, c + len) of the sixteen rows from o on. */
+/* Columns [c, c + len) of the sixteen rows from o on, decoded and turned into y. */
 static void tri_outer_rows(const tri_tiles *t, const tr_weight *w, int64_t o, int64_t c,
                            int64_t len, float *y, int64_t step)
 {
@@ -4210,12 +4215,9 @@ static void tri_outer_rows(const tri_tiles *t, const tr_weight *w, int64_t o, in
         n = tri_least(len, TRI_PIECE);
         for (int64_t i = 0; i < TR_LANES; i++) {
             int64_t r = tri_least(o + i, w->rows - 1);
-            const unsigned char *q = tri_weight_at(w, r) + 4 * c;
             row[i] = buf[i];
-            if (w->format->q == TR_F32 && (uintptr_t)q % 4 == 0)
-                row[i] = (const float *)(const void *)q;
-            else
-                tri_decode_row(t, w, r, c, n, buf[i]);
+            if (w->format->q == TR_F32) row[i] = tr_weight_row_f32(w, r, c, n, buf[i]);
+            else tri_decode_row(t, w, r, c, n, buf[i]);
         }
         t->turn(y, step, row, n);
     }
@@ -4232,7 +4234,7 @@ static void tri_outer_ahead(const tr_weight *w, int64_t o, int64_t O, int64_t c,
             TRI_AHEAD(tri_weight_at(w, o + i / lines) + from + i % lines * 64);
 }
 
-/* Takes the lanes of a panel on over the piece of columns at c. */
+/* Takes the lanes of a panel, [lane][token][row of the panel], on over the piece at c. */
 static void tri_outer_lanes(const tri_outer_job *p, int64_t o, int64_t G, int64_t c, float *w,
                             float *lane)
 {
@@ -4299,7 +4301,7 @@ static void tri_outer_run(tr_ctx *ctx, const tri_product_job *a, const tr_weight
     p.w = w;
     p.x = ctx->outer;
     p.own = ctx->outer + TRI_OUTER_X;
-    p.threads = tri_least(tr_par_threads(ctx), ctx->outers);
+    p.threads = tri_least(tr_par_threads(ctx), ctx->outer_threads);
     p.threads = tri_least(p.threads, tri_blocks(w->rows, TR_LANES));
     each = tri_blocks(each, TR_LANES) * TR_LANES;
     for (int64_t last = first + n; first < last; first += p.n) {
@@ -4315,10 +4317,11 @@ static void tri_outer_run(tr_ctx *ctx, const tri_product_job *a, const tr_weight
  * with fewer the hardware is still faster. */
 static int tri_many_subnormal(const tri_product_job *a)
 {
-    int64_t rows = a->w->cols / TR_LANES, sample = tri_least(a->n * rows, 256), many = 0;
+    int64_t pieces = a->w->cols / TR_LANES, sample = tri_least(a->n * pieces, 256), many = 0;
     for (int64_t i = 0; i < sample; i++) {
-        int64_t at = a->n * rows * i / sample, s = tri_slot(a, tri_slots_begin(a, 0) + at / rows);
-        const float *x = tri_row_f32(a->x, s / a->per) + at % rows * TR_LANES;
+        int64_t at = a->n * pieces * i / sample;
+        int64_t s = tri_slot(a, tri_slots_begin(a, 0) + at / pieces);
+        const float *x = tri_row_f32(a->x, s / a->per) + at % pieces * TR_LANES;
         int some = 0;
         for (int l = 0; l < TR_LANES; l++) some |= x[l] != 0 && fabsf(x[l]) < FLT_MIN;
         many += some;
@@ -4326,26 +4329,24 @@ static int tri_many_subnormal(const tri_product_job *a)
     return many * 4 > sample * 3;
 }
 
-static void tri_product_run(tr_ctx *ctx, const tri_product_job *a)
+static void tri_product_run(tr_ctx *ctx, tri_product_job *a)
 {
-    tri_product_job job = *a;
     int64_t total = 0;
-    job.tiles = tri_os_tiles(ctx->cpu);
-    if (job.tiles->soft && tri_many_subnormal(a)) job.tiles = job.tiles->soft;
-    job.fp4 = &ctx->fp4;
-    job.few = job.tiles->outer && tri_outer_most(a->w) >= TRI_OUTER_FROM ? TRI_OUTER_FROM - 1 :
-              INT64_MAX;
+    a->tiles = tri_os_tiles(ctx->cpu);
+    if (a->tiles->soft && tri_many_subnormal(a)) a->tiles = a->tiles->soft;
+    a->fp4 = &ctx->fp4;
+    a->few = a->tiles->outer && tri_outer_most(a->w) >= TRI_OUTER_FROM ? TRI_OUTER_FROM - 1 :
+             INT64_MAX;
     for (int64_t e = 0; e < a->E; e++) {
         int64_t first = tri_slots_begin(a, e), n = tri_slots_begin(a, e + 1) - first;
-        if (n > job.few) tri_outer_run(ctx, &job, &a->w[e], first, n);
-        total += tri_product_cost(&job, n) * a->w->rows;
+        if (n > a->few) tri_outer_run(ctx, a, &a->w[e], first, n);
+        total += tri_product_cost(a, n) * a->w->rows;
     }
-    tri_par_clone(ctx, total, 1 + 65536 / (a->w->cols + 1), tri_product_rows_clones, &job);
+    tri_par_clone(ctx, total, 1 + 65536 / (a->w->cols + 1), tri_product_rows_clones, a);
 }
 
 /* y_s = x_(s div per) W_e^T for the experts e < E and their slots, as above. The weights w[E] are
- * of one shape; those without slots are not looked at. Checks nothing, allocates nothing; threads
- * share (expert, row) pairs, so experts of one token each are spread. */
+ * of one shape; those without slots are not looked at. Checks nothing, allocates nothing. */
 static void tri_product_group(tr_ctx *ctx, tr_view y, tr_view x, int64_t per, const tr_weight *w,
                               int64_t E, const int32_t *slot, const int32_t *offset)
 {
@@ -4382,11 +4383,11 @@ tr_status tr_matmul(tr_ctx *ctx, const tr_matmul_args *a)
 
 /* ---- the transposed product
  *
- *     y[n, r] = sum_k x[n, k] W[k, r]        W [K, R]: a stored weight or a band of its rows
+ *     y[n, c] = sum_k x[n, k] W[k, c]        W [K, C]: a stored weight or a band of its rows
  *
  * W is read along its rows, so it is not stored transposed. The sum over k is the same dot product
  * as above: lane k mod 16, k counted from the first row of the band. Here the registers lie along
- * r, and each lane is an ordinary product of its own rows: we go through a panel once a lane. */
+ * c, and each lane is an ordinary product of its own rows: we go through a panel once a lane. */
 typedef struct tri_product_t_job {
     tr_view y, x;
     const tr_weight *w;
@@ -4406,10 +4407,10 @@ TRI_INLINE void tri_fold_t(float y[TRI_T_COLS], const float (*lane)[TRI_T_COLS])
 {
     float b[8][TRI_T_COLS], d[4][TRI_T_COLS];
     for (int l = 0; l < 8; l++)
-        for (int r = 0; r < TRI_T_COLS; r++) b[l][r] = lane[l][r] + lane[l + 8][r];
+        for (int c = 0; c < TRI_T_COLS; c++) b[l][c] = lane[l][c] + lane[l + 8][c];
     for (int l = 0; l < 4; l++)
-        for (int r = 0; r < TRI_T_COLS; r++) d[l][r] = b[l][r] + b[l + 4][r];
-    for (int r = 0; r < TRI_T_COLS; r++) y[r] = (d[0][r] + d[2][r]) + (d[1][r] + d[3][r]);
+        for (int c = 0; c < TRI_T_COLS; c++) d[l][c] = b[l][c] + b[l + 4][c];
+    for (int c = 0; c < TRI_T_COLS; c++) y[c] = (d[0][c] + d[2][c]) + (d[1][c] + d[3][c]);
 }
 
 /* Panels of columns [begin, end), each for all tokens, eight at a time. A weight of few rows is
@@ -4420,9 +4421,8 @@ TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t en
     float lane[TRI_T_TOKENS][TR_LANES][TRI_T_COLS], p[TRI_T_ROWS][TRI_T_COLS];
     const float *x[TRI_T_TOKENS];
     (void)hw;
-    for (int64_t c = begin * TRI_T_COLS, last; begin < end; begin++, c = last) {
+    for (int64_t c = begin * TRI_T_COLS; begin < end; begin++, c += TRI_T_COLS) {
         int64_t len = tri_least(a->w->cols - c, TRI_T_COLS), K = a->w->rows, N;
-        last = c + len;
         for (int64_t n = 0; n < a->x.shape[0]; n += N) {
             N = tri_least(a->x.shape[0] - n, TRI_T_TOKENS);
             memset(lane, 0, (size_t)N * sizeof lane[0]);
@@ -4430,22 +4430,20 @@ TRI_INLINE void tri_product_t_cols(int hw, void *user, int64_t begin, int64_t en
                 rows = tri_least(K - k, TRI_T_ROWS);
                 if (n == 0 || K > TRI_T_ROWS)
                     tri_panel_read_t(a->tiles, a->w, k, rows, c, len, p);
-                for (int64_t i = 0; i < N; i++)
-                    x[i] = (const float *)a->x.data + (n + i) * a->x.stride[0] + k;
+                for (int64_t i = 0; i < N; i++) x[i] = tri_row_f32(a->x, n + i) + k;
                 a->tiles->tile_t(lane, x, N, (const float (*)[TRI_T_COLS])p, rows);
             }
             for (int64_t i = 0; i < N; i++) {
                 float y[TRI_T_COLS];
                 tri_fold_t(y, (const float (*)[TRI_T_COLS])lane[i]);
-                memcpy((float *)a->y.data + (n + i) * a->y.stride[0] + c, y,
-                       (size_t)len * sizeof *y);
+                memcpy(tri_row_f32(a->y, n + i) + c, y, (size_t)len * sizeof *y);
             }
         }
     }
 }
 TRI_CLONES(tri_product_t_cols)
 
-/* y [N, R], x [N, K], w [K, R]: rows of views of any strides, but 1 within a row. Checks nothing,
+/* y [N, C], x [N, K], w [K, C]: rows of views of any strides, but 1 within a row. Checks nothing,
  * allocates nothing. Threads share the columns of y, 32 at a time. */
 static void tri_product_t(tr_ctx *ctx, tr_view y, tr_view x, const tr_weight *w)
 {
@@ -6716,15 +6714,15 @@ tr_status tr_combine(tr_ctx *ctx, const tr_combine_args *a)
 /* ============================================================================
  * 19. Pictures {vit}
  *
- *     patches -> W x + positions -> blocks -> norm -> merge -> W gelu(W x) -> norm -> rows
+ *     patches -> W x + positions -> blocks -> norm -> merge -> P1 gelu(P0 x) -> norm -> rows
  *     block:  h = h + Wo attn(rope(q), rope(k), v),  q k v = Wqkv norm(h)
  *             h = h + W1 gelu(W0 norm(h))
  *
  * (MoonViT, Kimi K3's modeling_kimi_k3.) The blocks are made of operators that the chapters above
  * have; the engine strings them together. Attention has no mask: a patch sees all patches of its
  * own picture, before it and behind it, and none of another. {attn} offers this without a case of
- * its own: T patches that ask one head are T query heads that share a key head, at the last
- * position. With q as [1, H T, Dk], head by head, and pos = T - 1, each of them sees all T keys.
+ * its own: N patches that ask one head are N query heads that share a key head, at the last
+ * position. With q as [1, H N, Dk], head by head, and pos = N - 1, each of them sees all N keys.
  *
  * What is new here is what a plane needs: cutting into patches, a learned table of positions that
  * has one size and must serve any, and the merge.
@@ -6765,7 +6763,8 @@ void tr_patchify(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t gh,
 
 /* Cell i of n lies at z in a table of G, whose entry k stands for the middle of [k, k + 1):
  *
- *     z = max(0, (i + 1/2) G / n - 1/2)     k0 = floor z     k1 = min(k0 + 1, G - 1)     b = z - k0
+ *     z = max(0, (i + 1/2) (G / n) - 1/2)     b = z - k0
+ *     k0 = min(floor z, G - 1)                k1 = min(k0 + 1, G - 1)
  *
  * (torch interpolate, bilinear, align_corners=False, antialias=False). Between 0 and the first
  * middle, and past the last one, the table goes on as it is there. */
@@ -6784,8 +6783,8 @@ static tri_between tri_between_of(int64_t i, int64_t n, int64_t G)
 
 /* One cell of the grid, in all frames:
  *
- *     p   = (1 - bx) T[k0, j0] + bx T[k0, j1]       q the same in row k1
- *     pos = (1 - by) p + by q
+ *     p   = (1 - c.b) T[r.k0, c.k0] + c.b T[r.k0, c.k1]       q the same in row r.k1
+ *     pos = (1 - r.b) p + r.b q
  *     y   = pos + time[f] if there are several frames,
  *     time[f] = [ sin(f w_0), sin(f w_1), ..  |  cos(f w_0), cos(f w_1), .. ],
  *     w_j     = theta^(-2j/D) */
@@ -6853,8 +6852,9 @@ tr_status tr_pos_resize_f64(tr_ctx *ctx, const tr_pos_args *a)
     return TR_OK;
 }
 
-/* The contract's: z and frequencies in binary64; b = fl(z - k0) and 1 - b, the two rows' mixes and
- * theirs in binary32, the second product of each fused; sines and cosines rounded once. */
+/* The contract's: z and frequencies in binary64; b = fl(z - k0) and 1 - b, the mix in each row and
+ * that of the rows in binary32, the second product of each fused; sines and cosines rounded
+ * once. */
 TRI_INLINE void tri_pos_cells(int hw, void *user, int64_t begin, int64_t end)
 {
     const tr_pos_args *a = (const tr_pos_args *)user;
@@ -11626,8 +11626,8 @@ tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const tr_confi
 
 /* One image on its way through the tower. */
 typedef struct tri_sight {
-    int64_t image, t, h, w, N;          /* its grid, its patches */
-    int64_t at, patches;                /* its first patch, of all images' */
+    int64_t image, t, h, w, N;          /* its number, grid and patches */
+    int64_t at, patches;                /* its first patch among those of all images */
 } tri_sight;
 
 /* Name of a module from its weight's: the block's number put in, ".weight" left out. */
@@ -11644,7 +11644,7 @@ static tr_status tri_vit_in(tr_run *r, const char *name, tr_status s)
     return s == TR_OK ? s : tr_fail_in(r->ctx, s, "%s", name);
 }
 
-/* Rows of the image's patches, under a full name. */
+/* x: rows of one image, from `row` of all images' `rows` on; under a full name. */
 static tr_status tri_vit_tap(tr_run *r, const char *name, tr_view x, int64_t row, int64_t rows,
                              tri_tap_class cls)
 {
@@ -11775,8 +11775,7 @@ static tr_view tri_by_head(tr_view v)
     return v;
 }
 
-/* y = Wo attn(rope(q), rope(k), v), every patch seeing all of its image: N patches that ask one
- * head are N query heads sharing a key head, at the last position ({vit}). */
+/* y = Wo attn(rope(q), rope(k), v); why q is [1, H N, d] and stands at N - 1, {vit} says. */
 static tr_status tri_vit_attend(tr_run *r, tr_layer *ly, const tri_sight *z, tr_view y, tr_view x,
                                 tr_view pos)
 {
@@ -11808,6 +11807,7 @@ static tr_status tri_vit_attend(tr_run *r, tr_layer *ly, const tri_sight *z, tr_
     return tri_vit_tap_in(r, z, ".wo", y, TRI_TAP_FINE);
 }
 
+/* h = h + Wo attn(norm0(h)), then h = h + W1 gelu(W0 norm1(h)). x has room for N rows. */
 static tr_status tri_vit_block(tr_run *r, tr_layer *ly, const tri_sight *z, tr_view h, tr_view x,
                                tr_view pos)
 {
@@ -11837,7 +11837,7 @@ static tr_status tri_vit_block(tr_run *r, tr_layer *ly, const tri_sight *z, tr_v
     return TR_OK;
 }
 
-/* y [n, hidden] = norm(W1 gelu(W0 merged)), the cells' rows side by side. */
+/* y [n, hidden] = norm(P1 gelu(P0 m)), m: the rows of each cell side by side. */
 static tr_status tri_vit_project(tr_run *r, const tri_sight *z, tr_view y, tr_view h)
 {
     const tr_config *c = &r->model->cfg;
@@ -13620,14 +13620,8 @@ static void tri_tile_t_base(float (*lane)[TR_LANES][TRI_T_COLS], const float *co
                                                     lane[n][k % TR_LANES][c]);
 }
 
-static int tri_decode_base(const tr_weight *w, int64_t r, int64_t c, int64_t n, float *y)
-{
-    (void)w; (void)r; (void)c; (void)n; (void)y;
-    return 0;
-}
-
-static const tri_tiles tri_tiles_base = { NULL, tri_tile_base, tri_decode_base, NULL, NULL,
-                                           tri_tile_t_base, NULL, NULL, NULL };
+static const tri_tiles tri_tiles_base = { NULL, tri_tile_base, NULL, NULL, NULL, tri_tile_t_base,
+                                          NULL, NULL, NULL };
 
 #if defined(__GNUC__) && defined(__x86_64__)
 
@@ -13771,7 +13765,8 @@ TRI_AVX512 static void tri_turn_avx512(float *y, int64_t step, const float *cons
     tri_turn_end(y + k, step, row, k, K);
 }
 
-/* 8 tokens x 48 rows are 24 registers. Asks for D cache lines on the way. */
+/* 8 tokens x 48 rows are 24 registers. Asks for D cache lines on the way: the tokens of the next
+ * group, then its lanes. */
 TRI_AVX512 TRI_INLINE void tri_outer512(int G, float *y, const float *from, const float *x,
                                         const float *w, int64_t step, int64_t D,
                                         const float *ahead)
@@ -13865,7 +13860,7 @@ TRI_AVX2 static void tri_turn_avx2(float *y, int64_t step, const float *const *r
     tri_turn_end(y + k, step, row, k, K);
 }
 
-/* 6 tokens x 16 rows are 12 registers of 16. */
+/* 6 tokens x 16 rows are 12 registers of 16; sixteen tokens are 6, 5 and 5. */
 TRI_AVX2 TRI_INLINE void tri_outer256(int N, float *y, const float *from, const float *x,
                                       const float *w, int64_t D)
 {
@@ -14106,7 +14101,7 @@ static int tri_decode_fast(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
                            tri_e4m3_fn e4m3, tri_e2m1_fn e2m1)
 {
     const unsigned char *row = tri_weight_at(w, r);
-    int64_t scales = (w->row0 + r) / w->block_rows * w->s_stride;
+    const unsigned char *s8 = (const unsigned char *)w->s;
     switch (w->format->q) {
     case TR_F16:    tri_decode_f16(row + 2 * c, n, y);  return 1;
     case TR_BF16:   tri_decode_bf16(row + 2 * c, n, y); return 1;
@@ -14120,7 +14115,7 @@ static int tri_decode_fast(const tr_weight *w, int64_t r, int64_t c, int64_t n, 
         return 1;
     case TR_F4E2M1:
         if (w->format->s != TR_E8M0 || w->block_cols != 32 || c % 32 || n % 32) return 0;
-        e2m1(row + c / 2, (const unsigned char *)w->s + scales + c / 32, n, y);
+        e2m1(row + c / 2, s8 + (w->row0 + r) / w->block_rows * w->s_stride + c / 32, n, y);
         return 1;
     default:
         return 0;
@@ -14138,10 +14133,10 @@ static int tri_decode_avx512(const tr_weight *w, int64_t r, int64_t c, int64_t n
 }
 
 /* One token: numbers are decoded in registers on their way from memory. What is read a little
- * later is asked for TRI_FAR bytes ahead: a row's next one is the next panel's.
+ * later is asked for TRI_FAR bytes ahead; behind a row of this panel lies one of the next.
  *
- * 16 digits of e2m1 are the words of an unsigned long, repeated eight times: words 2i and 2i + 1 of
- * the register, moved down by 4i bits, begin with digits i and 8 + i. So lanes stand in that order,
+ * 16 digits of e2m1 are two words of 32 bits, repeated eight times: words 2i and 2i + 1 of the
+ * register, moved down by 4i bits, begin with digits i and 8 + i. So lanes stand in that order,
  * and x is put into it. */
 #define TRI_FAR 1024
 
@@ -14149,13 +14144,13 @@ typedef struct tri_stream {
     const unsigned char *w;     /* row o, column 0 of the piece */
     int64_t stride;             /* bytes between rows */
     int shift;                  /* a block of FP8's scales is 2^shift columns, 32 to TRI_PANEL */
-    float s[TRI_TILE_O][TRI_PANEL / 32];
+    float s[TRI_TILE_O][TRI_PANEL / 32];    /* FP8's scales, times 2^8 */
     const unsigned char *e;     /* e2m1's scales, as w and stride */
     int64_t e_stride;
     const tri_fp4 *fp4;
 } tri_stream;
 
-/* 32 numbers of a row, whose scale is s[0], or e[0] if they are e2m1. */
+/* 32 numbers of a row: FP8's scale is s[0] / 2^8, e2m1's e[0]; others look at neither. */
 TRI_AVX512 TRI_INLINE void tri_load512(tr_dtype q, const unsigned char *w, const float *s,
                                        const unsigned char *e, const tri_fp4 *fp4, __m512 v[2])
 {
@@ -14196,8 +14191,8 @@ TRI_AVX512 static void tri_mix_avx512(float *y, const float *x, int64_t n)
     for (int64_t i = 0; i < n; i += 16) _mm512_storeu_ps(y + i, tri_mix512(_mm512_loadu_ps(x + i)));
 }
 
-/* The lanes of six rows over K columns, a multiple of 32, which are `bytes`. Two pointers to three
- * rows each, with one stride, leave registers for everything. */
+/* The lanes of six rows over K columns, a multiple of 32, each 32 of which are `bytes` long. Two
+ * pointers to three rows each, with one stride, leave registers for everything. */
 TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane)[TR_LANES],
                                          const float *x, const tri_stream *t, int64_t K)
 {
@@ -14214,12 +14209,13 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
         TRI_UNROLL
         for (int j = 0; j < TRI_TILE_O; j++)
             _mm_prefetch((const void *)(w[j / 3] + j % 3 * t->stride + TRI_FAR), _MM_HINT_T0);
-        for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32) {
+        for (int64_t end = tri_least(k + 32 * 64 / bytes, K); k < end; k += 32) {  /* a line */
             xs[0] = _mm512_loadu_ps(x + k);
             xs[1] = _mm512_loadu_ps(x + k + 16);
             TRI_UNROLL
             for (int j = 0; j < TRI_TILE_O; j++) {
-                tri_load512(q, w[j / 3] + j % 3 * t->stride, &t->s[j][k >> t->shift],
+                tri_load512(q, w[j / 3] + j % 3 * t->stride,
+                            t->s[j] + (q == TR_F8E4M3 ? k >> t->shift : 0),
                             e[j / 3] + j % 3 * t->e_stride, t->fp4, v);
                 a[j] = _mm512_fmadd_ps(xs[0], v[0], a[j]);
                 a[j] = _mm512_fmadd_ps(xs[1], v[1], a[j]);
@@ -14235,7 +14231,7 @@ TRI_AVX512 TRI_INLINE void tri_stream512(tr_dtype q, int64_t bytes, float (*lane
     }
 }
 
-/* The scales of columns c .. c + n - 1, one a block; 0 if there is one that cannot be used. */
+/* The scales of columns c .. c + n - 1, one a block; 0 if 2^8 times one is not finite. */
 static int tri_stream_scales(tri_stream *t, const tri_panel *r, int64_t c, int64_t n)
 {
     const tr_weight *w = r->w;
@@ -14257,9 +14253,9 @@ static int tri_stream_scales(tri_stream *t, const tri_panel *r, int64_t c, int64
 }
 
 /* As tri_load512. Of 16 bytes of e2m1 the lower half of a register takes the low digits and the
- * upper half the high ones. Tables give the upper two bytes of each value, whose others are 0;
- * words 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers stand in
- * the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
+ * upper half the high ones. Tables give the upper two bytes of each value, whose others are 0; of
+ * these pairs 0, 2, .. and 1, 3, .. then become registers by a shift and a mask. So the numbers
+ * stand in the order 0 4 8 12 1 5 9 13, 2 6 10 14 3 7 11 15, and lanes and x are put into it. */
 TRI_AVX2 TRI_INLINE void tri_load256(tr_dtype q, const unsigned char *w, const float *s,
                                      const unsigned char *e, const tri_fp4 *fp4, __m256 v[4])
 {
@@ -14340,10 +14336,12 @@ TRI_AVX2 TRI_INLINE void tri_stream256(tr_dtype q, int64_t bytes, float (*lane)[
             TRI_UNROLL
             for (int j = 0; j < 3; j++)
                 _mm_prefetch((const void *)(w + j * t->stride + TRI_FAR), _MM_HINT_T0);
-            for (int64_t end = tri_least(k + 2048 / bytes, K); k < end; k += 32, w += bytes, e++) {
+            for (int64_t end = tri_least(k + 32 * 64 / bytes, K); k < end;
+                 k += 32, w += bytes, e++) {
                 TRI_UNROLL
                 for (int j = 0; j < 3; j++) {
-                    tri_load256(q, w + j * t->stride, &t->s[o + j][k >> t->shift],
+                    tri_load256(q, w + j * t->stride,
+                                t->s[o + j] + (q == TR_F8E4M3 ? k >> t->shift : 0),
                                 e + j * t->e_stride, t->fp4, v);
                     TRI_UNROLL
                     for (int i = 0; i < 4; i++)
@@ -14398,7 +14396,7 @@ static int64_t tri_stream_rows(float (*lane)[TR_LANES], const tri_stream_x *x,
     if (q == TR_F4E2M1 && (w->block_cols != 32 || w->block_rows != 1)) return 0;
     if (q == TR_F4E2M1) K = x->n;
     t.stride = r->step * w->q_stride;
-    t.e = tri_weight_at(w, r->o);
+    t.e = tri_weight_at(w, r->o);               /* moved along, but read for e2m1 alone */
     t.e_stride = q == TR_F4E2M1 ? r->step * w->s_stride : 0;
     t.fp4 = x->fp4;
     for (; c < K; c += len) {
@@ -14429,7 +14427,7 @@ TRI_AVX2 static void tri_tile_soft(float (*lane)[TRI_TILE_O][TR_LANES], const fl
 }
 
 static const tri_tiles tri_tiles_soft = { NULL, tri_tile_soft, tri_decode_avx2, NULL, NULL,
-                                          tri_tile_t_base, NULL, NULL, NULL };
+                                          NULL, NULL, NULL, NULL };
 static const tri_tiles tri_tiles_avx2 = {
     &tri_tiles_soft, tri_tile_avx2, tri_decode_avx2, tri_stream_avx2, tri_mix_avx2,
     tri_tile_t_avx2, tri_turn_avx2, tri_outer_avx2, tri_fold_avx2

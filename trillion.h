@@ -1679,6 +1679,7 @@ TR_API tr_status tr_selftest(tr_ctx *ctx);
 #define TR_ASSERT(c) ((void)0)
 #endif
 
+#define TRI_S(n) ((n) == 1 ? "" : "s")                /* "1 image", "2 images" */
 #define TRI_TRY(e) do { tr_status tri_s = (e); if (tri_s != TR_OK) return tri_s; } while (0)
 
 /* From {os}, whose bodies stand at the end so that no reader of a layer meets a system. */
@@ -8243,8 +8244,8 @@ static tr_status tri_folder_check(tr_ctx *ctx, tri_folder *d)
             n += (size_t)snprintf(line + n, sizeof line - n, " %s", d->seen[i].name);
     }
     if (others)
-        tr_warn(ctx, "%s: %lld other .safetensors here are not read:%s%s", d->dir,
-                (long long)others, line, n < sizeof line ? "" : "...");
+        tr_warn(ctx, "%s: %lld other .safetensors here %s not read:%s%s", d->dir,
+                (long long)others, others == 1 ? "is" : "are", line, n < sizeof line ? "" : "...");
     return TR_OK;
 }
 
@@ -10616,8 +10617,8 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
     b.m = m;
     TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
     if (b.tails)
-        tr_warn(ctx, "%s: %lld padded tensors (first: %s) are not zero past their last head; the "
-                "rest is never used", m->shards.dir, (long long)b.tails, b.first_tail);
+        tr_warn(ctx, "%s: padded tensors that are not zero past their last head: %lld (first: %s); "
+                "the rest is never used", m->shards.dir, (long long)b.tails, b.first_tail);
     return TR_OK;
 }
 
@@ -11538,8 +11539,8 @@ static tr_status tri_check_grid(tr_ctx *ctx, const tr_config *c, const int64_t *
 {
     long long t = grid[0], h = grid[1], w = grid[2], mh = c->vit_merge.v[0], mw = c->vit_merge.v[1];
     if (t < 1 || t > c->vit_frames)
-        return tr_fail(ctx, TR_ERR_RANGE, "image %lld: %lld frames; %s takes 1 to %lld",
-                       (long long)i, t, c->family->name, (long long)c->vit_frames);
+        return tr_fail(ctx, TR_ERR_RANGE, "image %lld: %lld frame%s; %s takes 1 to %lld",
+                       (long long)i, t, TRI_S(t), c->family->name, (long long)c->vit_frames);
     if (h < 1 || w < 1 || (double)h > c->vit_grid || (double)w > c->vit_grid)
         return tr_fail(ctx, TR_ERR_RANGE, "image %lld: a grid of %lld x %lld patches; %s takes 1 "
                        "to %lld a side", (long long)i, h, w, c->family->name,
@@ -11576,8 +11577,9 @@ static tr_status tri_check_images(tr_ctx *ctx, const tr_config *c, const tr_imag
         patches += g[0] * g[1] * g[2];
     }
     if (patches == v->shape[0]) return TR_OK;
-    return tr_fail(ctx, TR_ERR_SHAPE, "the grids of %lld images make %lld patches, pixel_values "
-                   "holds %lld", (long long)im->n, (long long)patches, (long long)v->shape[0]);
+    return tr_fail(ctx, TR_ERR_SHAPE, "the grid%s of %lld image%s make%s %lld patches, "
+                   "pixel_values holds %lld", TRI_S(im->n), (long long)im->n, TRI_S(im->n),
+                   im->n == 1 ? "s" : "", (long long)patches, (long long)v->shape[0]);
 }
 
 tr_status tr_run_opts_images(tr_ctx *ctx, tr_run_opts *o, const tr_config *c, const tr_images *im)
@@ -11609,9 +11611,9 @@ tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const tr_confi
     TRI_TRY(tri_check_images(ctx, c, im));
     n = tri_placeholders(c, b);
     if (n != im->n)
-        return tr_fail(ctx, TR_ERR_ARG, "%s: %lld placeholders (id %lld) in the prompts for %lld "
-                       "images; each image needs one", c->family->name, (long long)n,
-                       (long long)c->media.v[0], (long long)im->n);
+        return tr_fail(ctx, TR_ERR_ARG, "%s: %lld placeholder%s (id %lld) in the prompts for "
+                       "%lld image%s; each image needs one", c->family->name, (long long)n,
+                       TRI_S(n), (long long)c->media.v[0], (long long)im->n, TRI_S(im->n));
     for (int64_t s = 0; s < b->B; s++) {
         int64_t from = at;
         for (int64_t t = 0; t < b->T[s]; t++, id++) {
@@ -11916,8 +11918,8 @@ static tr_status tri_find_places(tr_run *r, const tr_images *im, const tr_batch 
     const int32_t *ids = b->ids;
     int64_t k = 0, row = 0;
     if (b->B != r->opts.B)
-        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
-                       (long long)b->B, (long long)r->opts.B);
+        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequence%s, the run %lld",
+                       (long long)b->B, TRI_S(b->B), (long long)r->opts.B);
     for (int64_t s = 0; s < b->B; ids += b->T[s++]) {
         int64_t first = k;
         for (int64_t t = 0; t < b->T[s]; ) {
@@ -11926,9 +11928,9 @@ static tr_status tri_find_places(tr_run *r, const tr_images *im, const tr_batch 
             while (n < rows && t + n < b->T[s] && ids[t + n] == c->media.v[0]) n++;
             if (k == im->n || n < rows)
                 return tr_fail(r->ctx, TR_ERR_ARG, "%s: sequence %lld, token %lld: %lld "
-                               "placeholders (id %lld) for image %lld of %lld, which has %lld "
+                               "placeholder%s (id %lld) for image %lld of %lld, which has %lld "
                                "rows", c->family->name, (long long)s, (long long)t, (long long)n,
-                               (long long)c->media.v[0], (long long)k, (long long)im->n,
+                               TRI_S(n), (long long)c->media.v[0], (long long)k, (long long)im->n,
                                (long long)(k == im->n ? 0 : rows));
             r->place[k].seq = s;
             r->place[k].pos = r->state.len[s] + t;
@@ -11941,9 +11943,9 @@ static tr_status tri_find_places(tr_run *r, const tr_images *im, const tr_batch 
         r->media[2 * s + 1] = r->state.len[s] + (k > first ? b->T[s] : 0);
     }
     if (k < im->n)
-        return tr_fail(r->ctx, TR_ERR_ARG, "%s: the prompts have places (id %lld) for %lld images, "
-                       "not for %lld", c->family->name, (long long)c->media.v[0], (long long)k,
-                       (long long)im->n);
+        return tr_fail(r->ctx, TR_ERR_ARG, "%s: the prompts have places (id %lld) for %lld "
+                       "image%s, not for %lld", c->family->name, (long long)c->media.v[0],
+                       (long long)k, TRI_S(k), (long long)im->n);
     r->places = k;
     return TR_OK;
 }
@@ -11959,11 +11961,11 @@ tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b)
     TRI_TRY(tr_run_opts_images(r->ctx, &need, &r->model->cfg, im));
     if (need.max_patches > o->max_patches || need.max_images > o->max_images ||
         need.image_rows > o->image_rows)
-        return tr_fail(r->ctx, TR_ERR_ARG, "%lld images of up to %lld patches that fill %lld rows; "
-                       "the run was made for %lld, %lld and %lld", (long long)need.max_images,
-                       (long long)need.max_patches, (long long)need.image_rows,
-                       (long long)o->max_images, (long long)o->max_patches,
-                       (long long)o->image_rows);
+        return tr_fail(r->ctx, TR_ERR_ARG, "%lld image%s of up to %lld patches that fill %lld "
+                       "rows; the run was made for %lld, %lld and %lld", (long long)need.max_images,
+                       TRI_S(need.max_images), (long long)need.max_patches,
+                       (long long)need.image_rows, (long long)o->max_images,
+                       (long long)o->max_patches, (long long)o->image_rows);
     if (b && r->model->first)
         return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld and those behind it see no embeddings: "
                        "images have no place there", (long long)r->model->first);
@@ -12301,16 +12303,16 @@ static tr_status tri_check_batch(tr_run *r, const tr_batch *b, int64_t *N)
         return tr_fail(ctx, TR_ERR_ARG, "the state is spoilt by a call that failed; rewind or "
                        "reset it first");
     if (b->B != r->opts.B)
-        return tr_fail(ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
-                       (long long)b->B, (long long)r->opts.B);
+        return tr_fail(ctx, TR_ERR_ARG, "the batch has %lld sequence%s, the run %lld",
+                       (long long)b->B, TRI_S(b->B), (long long)r->opts.B);
     for (int64_t s = 0; s < b->B; s++) {
         if (b->T[s] < 0)
             return tr_fail(ctx, TR_ERR_ARG, "sequence %lld has %lld tokens", (long long)s,
                            (long long)b->T[s]);
         if (b->T[s] > r->opts.capacity - r->state.len[s])
-            return tr_fail(ctx, TR_ERR_FULL, "sequence %lld: %lld tokens after %lld exceed the "
+            return tr_fail(ctx, TR_ERR_FULL, "sequence %lld: %lld token%s after %lld exceed the "
                            "state's capacity of %lld", (long long)s, (long long)b->T[s],
-                           (long long)r->state.len[s], (long long)r->opts.capacity);
+                           TRI_S(b->T[s]), (long long)r->state.len[s], (long long)r->opts.capacity);
         *N += b->T[s];
     }
     if (*N == 0) return tr_fail(ctx, TR_ERR_ARG, "the batch holds no tokens");
@@ -12338,8 +12340,8 @@ static tr_status tri_take_hidden(tr_run *r, const tr_hidden *in, int64_t N)
     if (!in) return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs the hidden state that enters it",
                             (long long)r->model->first);
     if (in->n != n)
-        return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs %lld block sums, %lld were given",
-                       (long long)r->model->first, (long long)n, (long long)in->n);
+        return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs %lld block sum%s, not %lld",
+                       (long long)r->model->first, (long long)n, TRI_S(n), (long long)in->n);
     if (in->h.rank != 2 || in->h.shape[0] != N || in->h.shape[1] != D)
         return tr_fail(r->ctx, TR_ERR_SHAPE, "the hidden state given is not [%lld, %lld]",
                        (long long)N, (long long)D);
@@ -12606,11 +12608,11 @@ tr_status tr_prefill(tr_run *r, const tr_batch *b)
     int64_t piece = r->opts.max_tokens / r->opts.B, longest = 0;
     tr_batch part;
     if (piece < 1)
-        return tr_fail(r->ctx, TR_ERR_ARG, "%lld sequences need more than %lld tokens a call",
-                       (long long)r->opts.B, (long long)r->opts.max_tokens);
+        return tr_fail(r->ctx, TR_ERR_ARG, "%lld sequence%s need more than %lld tokens a call",
+                       (long long)r->opts.B, TRI_S(r->opts.B), (long long)r->opts.max_tokens);
     if (b->B != r->opts.B)
-        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
-                       (long long)b->B, (long long)r->opts.B);
+        return tr_fail(r->ctx, TR_ERR_ARG, "the batch has %lld sequence%s, the run %lld",
+                       (long long)b->B, TRI_S(b->B), (long long)r->opts.B);
     for (int64_t s = 0; s < b->B; s++) {
         if (b->T[s] < 1)
             return tr_fail(r->ctx, TR_ERR_ARG, "sequence %lld: the prompt is empty", (long long)s);

@@ -215,7 +215,7 @@ $T golden $mm --ids $mm/expected.safetensors --layers 4-8 --input $W/mm.st -o $W
     2> $W/err
 grep -q 'logits 2a247eac' $W/err && ok 'layers in part, behind images' ||
     bad 'layers in part, behind images' "$(cat $W/err)"
-gives 'a placeholder too few' 2 'kimi_k3 1 placeholders 277 2 images' $T run $mm -n 1 \
+gives 'a placeholder too few' 2 'kimi_k3 1 placeholder 277 2 images' $T run $mm -n 1 \
     --ids $W/one-image.txt --pixels $mm/expected.safetensors
 gives 'images without ids need golden' 2 '--ids' $T run $mm -n 1 --pixels $mm/expected.safetensors
 gives 'no ids and no images' 2 '--pixels' $T golden $mm -o $W/none.st

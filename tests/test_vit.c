@@ -584,7 +584,7 @@ static void refused(void)
     g[3] = 0;  REFUSED(TR_ERR_RANGE, "image 1 0 frames");
     g[3] = 1;
     im.n = 0;  REFUSED(TR_ERR_ARG, "no images");
-    im.n = 1;  REFUSED(TR_ERR_SHAPE, "1 images 16 patches 20");
+    im.n = 1;  REFUSED(TR_ERR_SHAPE, "1 image makes 16 patches 20");
     im.n = 2;
     im.pixels = tr_view4(p->pixels, TR_F32, 20, 3, 14, 7);
     REFUSED(TR_ERR_SHAPE, "[20, 3, 14, 7] 14");
@@ -595,7 +595,7 @@ static void refused(void)
     im = p->im;
 
     p->ids[2] = 1;
-    CHECK_FAILS(ctx, TR_ERR_ARG, "kimi_k3: 1 placeholders (id 277) 2 images",
+    CHECK_FAILS(ctx, TR_ERR_ARG, "kimi_k3: 1 placeholder (id 277) 2 images",
                 tr_expand_images(ctx, &T, NULL, c, &im, &b));
     p->ids[2] = p->ids[3] = (int32_t)c->media.v[0];
     CHECK_FAILS(ctx, TR_ERR_ARG, "kimi_k3: 3 placeholders (id 277) 2 images",
@@ -605,7 +605,7 @@ static void refused(void)
     CHECK(T == 9 + 3 && ids[2] == 277 && ids[5] == 277 && ids[6] == 1 && ids[8] == 277);
 
     CHECK_OK(ctx, tr_run_new(ctx, &r, v.m, &o));
-    CHECK_FAILS(ctx, TR_ERR_ARG, "sequence 0, token 2: 1 placeholders image 0 2 4 rows",
+    CHECK_FAILS(ctx, TR_ERR_ARG, "sequence 0, token 2: 1 placeholder (id image 0 2 4 rows",
                 tr_vit_forward(r, &im, &b));            /* not expanded */
     b.T = &T;
     b.ids = ids;
@@ -613,7 +613,7 @@ static void refused(void)
     CHECK_FAILS(ctx, TR_ERR_ARG, "token 11: image 2", tr_vit_forward(r, &im, &b));
     ids[11] = 1;
     ids[8] = 1;
-    CHECK_FAILS(ctx, TR_ERR_ARG, "1 images, not 2", tr_vit_forward(r, &im, &b));
+    CHECK_FAILS(ctx, TR_ERR_ARG, "1 image, not 2", tr_vit_forward(r, &im, &b));
     ids[8] = 277;
     CHECK_OK(ctx, tr_vit_forward(r, &im, &b));
     ids[4] = 7;

@@ -183,9 +183,11 @@ done
 set -- $(cat $W/alone) "$1"
 copy $W/kimi_k3 $W/eos
 printf '{"eos_token_id": [319, %d]}\n' "$2" > $W/eos/generation_config.json
-$T run $W/eos -n 6 --ids $W/one.txt > $W/out 2> /dev/null
+$T run $W/eos -n 6 --ids $W/one.txt > $W/out 2> $W/err
 [ "$(cat $W/out)" = "$1 $2" ] && ok 'run stops at an id of generation_config.json' ||
     bad 'run stops at an id of generation_config.json' "$(cat $W/out), expected $1 $2"
+grep -q "sequence 0: end of text (id $2) after 2 of 6 tokens" $W/err && ok 'and says so' ||
+    bad 'and says so' "$(cat $W/err)"
 gives '--ignore-eos goes on' 0 "$3" $T run $W/eos -n 6 --ids $W/one.txt --ignore-eos
 for last; do :; done
 cases=$last
@@ -202,6 +204,10 @@ gives 'its rows and logits are the vendor'"'"'s' 1 'inputs_embeds mm_projector.1
 gives 'near enough' 0 'no difference' $T compare $mm/expected.safetensors \
     $W/mm.st --max-rel 1e-4
 echo "85 88 277 30 277 40" > $W/two-images.txt
+$T golden $mm --ids $mm/expected.safetensors -o $W/piece.st 2> $W/err
+[ "$(grep -c warning: $W/err)" = 1 ] && grep -q "2 warnings; .trillion audit $mm. lists" $W/err &&
+    ok 'two warnings are one line' || bad 'two warnings are one line' "$(cat $W/err)"
+gives 'which audit lists' 0 'warnings expected.safetensors padded' $T audit $mm
 echo "85 88 277 30" > $W/one-image.txt
 gives 'golden with --pixels' 0 'logits' $T golden $mm --ids $W/two-images.txt \
     --pixels $mm/expected.safetensors -o $W/piece.st
@@ -225,7 +231,18 @@ gives 'a safetensors without images' 2 'pixel_values' $T run $mm -n 1 --ids $W/t
     --pixels $W/llama/model.safetensors
 gives 'an image for a text model' 2 'llama no vision tower' $T run $W/llama -n 1 \
     --ids $W/one.txt --pixels $see/expected.safetensors
+gives 'a placeholder and no image' 2 '277 2 placeholders 0, token 2 --image --pixels --as-text' \
+    $T run $mm -n 1 --ids $W/two-images.txt
+gives 'or one, of another prompt' 2 '1 placeholder, 1, token 3' \
+    sh -c "(cat $W/one.txt; cat $W/one-image.txt) | sed 's/85 88 277/85 88 30 277/' > $W/second.txt
+           exec $T golden $mm --ids $W/second.txt -o $W/none.st"
+gives 'a placeholder as an ordinary id' 0 'prompt 6 tokens' $T run $mm -n 1 --as-text \
+    --ids $W/two-images.txt
+gives 'which images are not' 2 '--as-text' $T run $mm -n 1 --as-text \
+    --ids $mm/expected.safetensors
 png=tests/golden/images/files/rgb8.png
+gives '--image for a text model' 2 'llama no vision tower 2 --image' $T run $W/llama -n 1 \
+    --ids $W/one.txt --image $png --image $png
 $T image $png --model $mm -o $W/png.st 2> /dev/null > /dev/null
 gives 'two pictures by --image' 0 'prompt 22 tokens' $T run $mm --ids $W/two-images.txt \
     --image $png --image $png -n 2 --ignore-eos
@@ -324,6 +341,16 @@ copy $W/tap.st $W/nan.st
 poke $W/nan.st logits '\000\000\000\000\000\000\370\177'
 gives 'NaN on one side' 1 'NaN first' $T compare $W/nan.st $W/tap.st --max-rel 1
 gives 'NaN on both' 0 'no difference' $T compare $W/nan.st $W/nan.st
+printf 'mm_projector.*\tf64.mm_projector.*\n' > $W/map.txt
+gives 'theirs and golden swapped' 0 "$W/mm.st golden none first" \
+    $T compare $W/mm.st $mm/expected.safetensors --map $W/map.txt --max-rel 1e-4
+gives 'and without a map' 2 'golden is none first common' $T compare $W/mm.st $mm/expected.safetensors
+gives 'the right way round' 0 '' $T compare $mm/expected.safetensors $W/mm.st --max-rel 1e-4
+grep -q 'is a golden' $W/err && bad 'says nothing of it' || ok 'says nothing of it'
+gives 'a short name' 0 '~ whole names' $T compare $W/$f-all.st $W/$f-all.st
+grep -q '~' $W/out && ok 'and ~ is explained where it is used' || bad 'and ~ is explained'
+gives 'and nowhere else' 0 '1 compared' $T compare $W/tap.st $W/tap.st
+grep -q '~' $W/out && bad 'no ~, no word of it' || ok 'no ~, no word of it'
 gives 'a file that is not there' 2 'nowhere.st' $T compare nowhere.st $W/tap.st
 head -c 200 $W/tap.st > $W/cut.st
 gives 'a truncated file' 2 'cut.st' $T compare $W/cut.st $W/tap.st
@@ -439,6 +466,7 @@ cat > $W/k3/preprocessor_config.json << 'END'
 END
 gives 'image' 0 '45 x 33 1 x 4 x 4 16 tokens aa3215f1c8230c62' $T image $I/files/rgba8.png --model $W/k3 \
     -o $W/a.safetensors --png $W/a.png
+cp $W/err $W/said
 gives 'image again, the config by its own name' 0 '' $T image $I/files/rgba8.png \
     --model $W/k3/preprocessor_config.json -o $W/b.safetensors
 same 'the same picture, the same bytes' $W/a.safetensors $W/b.safetensors
@@ -447,7 +475,15 @@ gives 'its file has the grid, the values, the picture' 0 'grid_thws pixel_values
 gives 'the vendor has the same resized picture' 0 '' $T compare \
     $I/expected/rgba8.png.limit6.safetensors $W/a.safetensors
 gives 'a drawing is a picture' 0 'PNG, RGB' $T image $W/a.png --model $W/k3
+for w in "$W/a.safetensors: grid_thws [1,3], pixel_values [16,3,14,14], resized [33,45,3]" \
+    "$W/a.png: PNG, 904 x 904, each pixel 16 x 16"; do
+    grep -qF "$w" $W/said && ok 'image says what it wrote' || bad 'image says what it wrote' "$(cat $W/said)"
+done
 json 'image --json' $T image $I/files/rgba8.png --model $W/k3 --json --pillow 13
+for w in '"grid_thws":\[1,4,4\],' '"width":83,' '"pillow":13,' 'patch_size":14,' 'square_on_top_left":true,' \
+    'image_mean":\[0.5, 0.5, 0.5\],' '"mode":"RGBA",'; do
+    grep -q "$w" $W/out && ok "its $w" || bad "its $w" "$(cat $W/out)"
+done
 gives 'another order of the passes' 0 '' $T image $I/files/s_113x251_rgba.png --model $W/k3 --pillow 13
 sed -n '/pixel_values/p' $W/out > $W/order13
 gives 'and the first' 0 '' $T image $I/files/s_113x251_rgba.png --model $W/k3

@@ -167,6 +167,8 @@ TR_PRINTF(2, 3) static char *text(app *a, const char *fmt, ...)
     return s;
 }
 
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }      /* "1 file", "2 files" */
+
 static void lines_add(app *a, lines *l, const char *s)
 {
     l->s = (char **)grow(a, l->s, &l->cap, l->n, sizeof *l->s);
@@ -344,6 +346,15 @@ static double opt_num(app *a, const char *name, double absent)
     if (end == s || *end || !(v >= 0) || v > DBL_MAX)
         die(a, "%s: %s '%s' is not a number from 0 up", a->cmd->name, name, s);
     return v;
+}
+
+static tr_config_opts config_opts(app *a)           /* by the command's --accept and --set */
+{
+    tr_config_opts o;
+    memset(&o, 0, sizeof o);
+    o.accept = opt_all(a, "--accept", &o.n_accept);
+    o.set = opt_all(a, "--set", &o.n_set);
+    return o;
 }
 
 /* argv[*i] is an option; takes its value from behind `=` or from the next argument. */
@@ -584,9 +595,10 @@ static void js_num(app *a, const char *key, double v)       /* JSON has no NaN, 
 }
 static void js_shape(app *a, const char *key, int rank, const int64_t *shape)
 {
-    js_open(a, key, '[');
-    for (int k = 0; k < rank; k++) js_int(a, NULL, shape[k]);
-    js_close(a, ']');
+    js_lead(a, key);
+    putchar('[');
+    for (int k = 0; k < rank; k++) printf(k ? ",%lld" : "%lld", (long long)shape[k]);
+    putchar(']');
 }
 static void js_lines(app *a, const char *key, const lines *l)
 {
@@ -608,7 +620,8 @@ static void js_lines(app *a, const char *key, const lines *l)
     "Images: pixel_values F32 [patches, 3, P, P] and grid_thws I64 [images, 3] (frames, rows,\n" \
     "columns of patches), in the file of --ids or in that of --pixels; or pictures by --image.\n" \
     "Each has one placeholder id in the prompts, in their order; it becomes as many rows as the\n" \
-    "model makes of the image.\n"
+    "model makes of the image. Without images a placeholder is refused, or looked up like any\n" \
+    "other id by --as-text, which is what the vendor's code does.\n"
 
 typedef struct prompts {
     int64_t  B, T;                  /* sequences; longest of them */
@@ -800,6 +813,17 @@ static int is_safetensors(app *a, const char *path)
     return ends_with(path, ".safetensors") || (n == 9 && head[8] == '{');
 }
 
+/* A model that sees nothing has no processor either: not its missing file is what to tell. */
+static void must_see(app *a, int64_t n)
+{
+    tr_config *c = (tr_config *)need(a, 1, sizeof *c);
+    tr_config_opts o = config_opts(a);
+    must(a, tr_config_load(a->ctx, c, a->arg[0], &o));
+    if (!c->vit_layers)
+        die(a, "%s: %s has no vision tower here: it takes no picture (%lld by --image)", a->arg[0],
+            tr_family_name(c->family), (long long)n);
+}
+
 /* Files of pictures through the processor of the folder that the command is about. */
 static void images_process(app *a, prompts *p, const char **file, int64_t n)
 {
@@ -808,6 +832,7 @@ static void images_process(app *a, prompts *p, const char **file, int64_t n)
     img_pixels *x = (img_pixels *)need(a, n, sizeof *x);
     float *all, *at;
     img_proc proc;
+    must_see(a, n);
     must(a, img_proc_load(a->ctx, &proc, a->arg[0], NULL, 0));
     if (proc.family != IMG_KIMI)
         die(a, "%s: its processor is %s's; only Kimi's patches are run", a->arg[0],
@@ -878,13 +903,30 @@ static tr_batch prompts_flat(app *a, const prompts *p)
     return b;
 }
 
+/* A placeholder without a picture is nearly always a picture that was forgotten. The vendor's code
+ * looks its id up like any other when it is called without pixels: --as-text. */
+static void prompts_blind(app *a, const prompts *p, const tr_config *c)
+{
+    int64_t n = 0, seq = 0, at = 0;
+    if (c->media.n != 1 || opt(a, "--as-text")) return;
+    for (int64_t b = 0; b < p->B; b++)
+        for (int64_t t = 0; t < p->len[b]; t++)
+            if (p->id[b * p->T + t] == c->media.v[0] && n++ == 0) { seq = b; at = t; }
+    if (n)
+        die(a, "%s: id %lld stands for a picture (%lld placeholder%s, the first at sequence %lld, "
+            "token %lld), and none is given by --image or --pixels; --as-text takes it for a word",
+            opt(a, "--ids"), (long long)c->media.v[0], (long long)n, plural(n), (long long)seq,
+            (long long)at);
+}
+
 /* Each placeholder becomes as many as its image has rows; o learns what the images need. */
 static void prompts_expand(app *a, prompts *p, const tr_config *c, tr_run_opts *o)
 {
     tr_batch b = prompts_flat(a, p);
     int64_t *len = (int64_t *)need(a, p->B, sizeof *len), n = 0;
     int32_t *flat;
-    if (!p->images.n) return;
+    if (!p->images.n) { prompts_blind(a, p, c); return; }
+    if (opt(a, "--as-text")) die(a, "%s: --as-text is for prompts without images", a->cmd->name);
     must(a, tr_run_opts_images(a->ctx, o, c, &p->images));
     if (!p->T) return;
     must(a, tr_expand_images(a->ctx, len, NULL, c, &p->images, &b));
@@ -915,16 +957,18 @@ static void prompts_see(app *a, const prompts *p, tr_run *r)
 #define OPT_IDS     { "--ids", "FILE", OPT_NEEDED, "token ids, text or safetensors" }
 #define OPT_PIXELS  { "--pixels", "FILE", OPT_ONE, "safetensors with the images of the prompts" }, \
     { "--image", "FILE", OPT_MANY, "a PNG or JPEG of the prompts, processed as `image` does" },    \
-    { "--pillow", "12|13", OPT_ONE, "whose order of its two passes (default: 12)" }
+    { "--pillow", "12|13", OPT_ONE, "whose order of its two passes (default: 12)" },               \
+    { "--as-text", NULL, OPT_FLAG, "placeholders without images are ordinary ids" }
 #define OPT_END     { NULL, NULL, OPT_FLAG, NULL }
 
-static tr_config_opts config_opts(app *a)
+/* What was collected while a model was opened, in one line. */
+static void warnings_say(app *a, const char *dir)
 {
-    tr_config_opts o;
-    memset(&o, 0, sizeof o);
-    o.accept = opt_all(a, "--accept", &o.n_accept);
-    o.set = opt_all(a, "--set", &o.n_set);
-    return o;
+    if (a->warnings.n == 1) say(a, "warning: %s", a->warnings.s[0]);
+    if (a->warnings.n > 1)
+        say(a, "warning: %s: %lld warnings; `trillion audit %s%s` lists them", dir,
+            (long long)a->warnings.n, dir, opt(a, "--lenient") ? " --lenient" : "");
+    a->warnings.n = 0;
 }
 
 /* By the command's --lenient, --accept and --set. */
@@ -932,12 +976,16 @@ static tr_model *model_open(app *a, const char *dir, int64_t first, int64_t laye
 {
     tr_model_opts o;
     tr_model *m;
+    int shown_later = a->quiet_warnings;
     memset(&o, 0, sizeof o);
     o.first = first;
     o.layers = layers;
     o.lenient = opt(a, "--lenient") != NULL;
     o.config = config_opts(a);
+    a->quiet_warnings = 1;
     must(a, tr_model_open(a->ctx, &m, dir, &o));
+    a->quiet_warnings = shown_later;
+    if (!shown_later) warnings_say(a, dir);
     return m;
 }
 
@@ -1281,7 +1329,7 @@ static void audit_print(app *a, const tr_model *m, const tr_plan *p, const censu
     print_list("remarks", &d->remarks);
     print_list("findings", &d->findings);
     if (opt(a, "--deep"))
-        printf("\nevery byte of %s tensors read%s\n", commas(d->tensors).s,
+        printf("\nevery byte of %s tensor%s read%s\n", commas(d->tensors).s, plural(d->tensors),
                d->resumed ? ", some of them in an earlier run" : "");
     printf("\n%s\n", d->findings.n ? "FAILED" : "fine");
 }
@@ -1583,7 +1631,8 @@ static void print_layers(const plan_job *j)
         print_at(n == 1 ? "layer " : text(j->a, "%lld layers ", (long long)n),
                  text(j->a, "%s: %s + %s", ranges(j->a, marked, j->p.layers, ", "),
                       mixer_name[y->kind.mixer], ffn_name[y->kind.ffn]));
-        printf("  %s tensors, %s parameters, %s active, %s%s\n", commas(y->tensors).s,
+        printf("  %s tensor%s, %s parameters, %s active, %s%s\n", commas(y->tensors).s,
+               plural(y->tensors),
                commas(y->params).s, commas(y->active).s, size_of((double)y->bytes).s,
                n == 1 ? "" : " each");
         if (y->state_bytes_token)
@@ -1610,14 +1659,15 @@ static void plan_print(const plan_job *j)
     printf("parameters   %21s   %s\n", commas(p->params).s, human((double)p->params).s);
     printf("active       %21s   %s, one token, with the head\n", commas(p->active_params).s,
            human((double)p->active_params).s);
-    printf("width %s, %s layers, vocabulary %s\n", commas(c->hidden).s, commas(c->layers).s,
-           commas(c->vocab).s);
-    printf("\nmemory: %s profile, %lld %s, %lld tokens a call, room for %lld\n",
-           j->o.profile->name, (long long)j->o.B, j->o.B == 1 ? "sequence" : "sequences",
-           (long long)j->o.max_tokens, (long long)j->o.capacity);
+    printf("width %s, %s layer%s, vocabulary %s\n", commas(c->hidden).s, commas(c->layers).s,
+           plural(c->layers), commas(c->vocab).s);
+    printf("\nmemory: %s profile, %lld sequence%s, %lld token%s a call, room for %lld\n",
+           j->o.profile->name, (long long)j->o.B, plural(j->o.B), (long long)j->o.max_tokens,
+           plural(j->o.max_tokens), (long long)j->o.capacity);
     if (j->o.max_patches)
-        printf("  and an image of %lld patches, %lld rows of the prompt\n",
-               (long long)j->o.max_patches, (long long)j->o.image_rows);
+        printf("  and an image of %lld patch%s, %lld row%s of the prompt\n",
+               (long long)j->o.max_patches, j->o.max_patches == 1 ? "" : "es",
+               (long long)j->o.image_rows, plural(j->o.image_rows));
     print_region("weights", (double)p->bytes, "mapped and read in place");
     print_region("vectors", (double)p->vectors, "norms, biases, conv taps, widened");
     print_region("state", (double)p->state, "what the sequences remember");
@@ -2059,8 +2109,8 @@ static int cmd_golden(app *a)
     if (!tr_view_is_none(logits)) tr_view_sha256(logits, hash);
     meta = golden_meta(&j, hash);
     must(a, tr_golden_write(a->ctx, &j.out, out, meta.item, meta.n));
-    say(a, "%s: %lld tensors, %s profile, %.1f s%s%s", out, (long long)j.out.n, profile(a)->name,
-        now() - begun, hash[0] ? ", logits " : "", hash);
+    say(a, "%s: %lld tensor%s, %s profile, %.1f s%s%s", out, (long long)j.out.n, plural(j.out.n),
+        profile(a)->name, now() - begun, hash[0] ? ", logits " : "", hash);
     if (a->json) {
         js_open(a, NULL, '{');
         js_str(a, "out", out);
@@ -2304,6 +2354,15 @@ static void compare_prompts(comparison *c)
         say(c->a, "warning: %s and %s are about different prompts", c->file_a.path, c->file_b.path);
 }
 
+/* A golden says contract and profile. If only theirs does, the two were likely swapped. */
+static void compare_order(comparison *c)
+{
+    if (!tr_st_meta(&c->file_a, "contract") || !tr_st_meta(&c->file_a, "profile") ||
+        tr_st_meta(&c->file_b, "contract")) return;
+    say(c->a, "warning: %s is a golden and %s is none; theirs comes first, the golden second",
+        c->file_a.path, c->file_b.path);
+}
+
 /* ---- The table */
 
 enum { NAME_COLUMNS = 31 };         /* what 100 columns leave for names */
@@ -2372,7 +2431,8 @@ static void print_row(const row *r, const char *name)
         return;
     }
     if (r->routes) {
-        printf("%lld of %lld routes equal", (long long)r->routes_equal, (long long)r->routes);
+        printf("%lld of %lld route%s equal", (long long)r->routes_equal, (long long)r->routes,
+               plural(r->routes));
         if (!r->agrees)
             printf("; %.2f %%", 100.0 * (double)r->routes_equal / (double)r->routes);
         printf("\n");
@@ -2446,11 +2506,12 @@ static char *difference(const comparison *c, const row *r)
         return text(a, "%s (%s against %s)", r->b->name, tr_view_str(r->a->view, sa),
                     tr_view_str(r->b->view, sb));
     if (r->routes)
-        return text(a, "%s (%lld of %lld routes differ)", r->b->name,
-                    (long long)(r->routes - r->routes_equal), (long long)r->routes);
+        return text(a, "%s (%lld of %lld route%s differ)", r->b->name,
+                    (long long)(r->routes - r->routes_equal), (long long)r->routes,
+                    plural(r->routes));
     if (r->exact)
-        return text(a, "%s (%lld of %lld integers differ)", r->b->name,
-                    (long long)(d->n - d->equal), (long long)d->n);
+        return text(a, "%s (%lld of %lld integer%s differ)", r->b->name,
+                    (long long)(d->n - d->equal), (long long)d->n, plural(d->n));
     if (d->nan_one_side)
         return text(a, "%s (%lld NaN on one side only)", r->b->name, (long long)d->nan_one_side);
     return text(a, "%s (max rel %.2g > %.2g, worst at %s: %.9g, golden %.9g)", r->b->name,
@@ -2459,10 +2520,14 @@ static char *difference(const comparison *c, const row *r)
 
 static void compare_print(comparison *c)
 {
+    int cut = 0;
     find_prefix(c);
+    for (int64_t i = 0; i < c->rows; i++)
+        cut |= strchr(short_name(c, c->row[i].b->name).s, '~') != NULL;
     printf("theirs %s\ngolden %s\n", c->file_a.path, c->file_b.path);
     if (c->prefix_n)
         printf("left out before the names of modules: %.*s\n", (int)c->prefix_n, c->prefix);
+    if (cut) printf("~ in a name: modules left out, so that it fits (--json has whole names)\n");
     printf("\n   %-*s %7s %7s %7s %8s %-11s %10s %10s\n", NAME_COLUMNS, "tensor", "max abs",
            "max rel", "rms", "cosine", "worst at", "theirs", "golden");
     for (int64_t i = 0; i < c->rows; i++)
@@ -2548,6 +2613,7 @@ static int cmd_compare(app *a)
     if (opt(a, "--map")) map_read(&c, opt(a, "--map"));
     must(a, tr_st_open(a->ctx, &c.file_a, a->arg[0], 0));
     must(a, tr_st_open(a->ctx, &c.file_b, a->arg[1], 0));
+    compare_order(&c);
     compare_prompts(&c);
     compare_all(&c);
     if (c.rows == 0)
@@ -2573,8 +2639,8 @@ static const char compare_note[] =
     "the map, then by equal names; a fixture's \"f64.\" before a name of theirs is ignored.\n"
     "Leading dimensions of 1 are ignored; another number of elements is a difference; so is a\n"
     "NaN on one side only. Integers must be equal; of topk_ids the sets of each row are compared.\n"
-    "max rel is max|a-b| / max|b|, rms is rms(a-b) / rms(b). In a map, blank lines and lines\n"
-    "that begin with # are skipped.\n\n"
+    "max rel is max|a-b| / max|b|, rms is rms(a-b) / rms(b). In the table `~` stands for modules\n"
+    "of a name that is too long. In a map, blank lines and lines that begin with # are skipped.\n\n"
     "Exit codes: 0 all agree; 1 something differs; 2 a file cannot be used.\n";
 
 /* ============================================================================
@@ -2625,6 +2691,21 @@ static void greedy_take(greedy *g, int64_t b)
     g->done[b] |= g->made[b] == g->n;
 }
 
+/* Sequences that did not run to N tokens, and the id that ended them. */
+static void greedy_ends(greedy *g)
+{
+    for (int64_t b = 0; b < g->p.B; b++) {
+        int64_t n = g->made[b];
+        int32_t last = g->out[b * g->n + n - 1];
+        for (int64_t i = 0; g->eos && i < g->eos->n; i++)
+            if (g->eos->v[i] == last) {
+                say(g->a, "sequence %lld: end of text (id %ld) after %lld of %lld token%s",
+                    (long long)b, (long)last, (long long)n, (long long)g->n, plural(g->n));
+                break;
+            }
+    }
+}
+
 static int64_t greedy_prompt(greedy *g, piece *c)       /* returns the tokens it read */
 {
     int64_t tokens = 0;
@@ -2657,9 +2738,9 @@ static int64_t greedy_step(greedy *g, piece *c)
 static void greedy_report(greedy *g, int64_t read, double read_s, int64_t made, double made_s)
 {
     double resident = bench_proc_bytes("/proc/self/status", "VmHWM");   /* mapped weights too */
-    say(g->a, "prompt %lld tokens, %.1f tok/s; decode %lld tokens, %.1f tok/s",
-        (long long)read, (double)read / (read_s > 0 ? read_s : 1e-9),
-        (long long)made, (double)made / (made_s > 0 ? made_s : 1e-9));
+    say(g->a, "prompt %lld token%s, %.1f tok/s; decode %lld token%s, %.1f tok/s",
+        (long long)read, plural(read), (double)read / (read_s > 0 ? read_s : 1e-9),
+        (long long)made, plural(made), (double)made / (made_s > 0 ? made_s : 1e-9));
     say(g->a, "peak memory %s held%s%s%s; weights of %s are mapped",
         size_of((double)tr_ctx_peak_bytes(g->a->ctx)).s, resident > 0 ? ", " : "",
         resident > 0 ? size_of(resident).s : "", resident > 0 ? " resident" : "",
@@ -2698,6 +2779,7 @@ static int cmd_run(app *a)
     for (; (step = greedy_step(&g, &c)) > 0; made += step) progress_at(a, (double)made, "");
     progress_end(a);
     greedy_report(&g, read, t1 - t0, made, now() - t1);
+    greedy_ends(&g);
     for (int64_t b = 0; b < g.p.B; b++)
         for (int64_t i = 0; i < g.made[b]; i++)
             printf("%d%c", g.out[b * g.n + i], i + 1 < g.made[b] ? ' ' : '\n');
@@ -2969,8 +3051,8 @@ static int cmd_tiny(app *a)
     must(a, tr_model_open(a->ctx, &m, j.dir, NULL));
     tr_model_close(m);
     for (int64_t i = 0; i < j.parts; i++) tensors += j.part[i].n;
-    say(a, "%s: %s tensors, %s in %lld %s", j.dir, commas(tensors).s, size_of(j.bytes).s,
-        (long long)j.shards, j.shards == 1 ? "file" : "files");
+    say(a, "%s: %s tensor%s, %s in %lld file%s", j.dir, commas(tensors).s, plural(tensors),
+        size_of(j.bytes).s, (long long)j.shards, plural(j.shards));
     return EXIT_FINE;
 }
 
@@ -3056,6 +3138,8 @@ static void image_write(image_job *j, const char *out)
     item[2].name = "resized";
     item[2].view = image_resized(j);
     must(j->a, tr_st_write(j->a->ctx, out, item, 3, j->meta.item, j->meta.n));
+    say(j->a, "%s: %s %s, %s %s, %s %s", out, item[0].name, shape_str(item[0].view).s,
+        item[1].name, shape_str(item[1].view).s, item[2].name, shape_str(item[2].view).s);
 }
 
 /* ---- What the model sees: the patches apart from one another, tokens more so, and the padding.
@@ -3125,6 +3209,8 @@ static void image_draw(image_job *j, const char *path)
     part_close(a, path, f);
     free(png);
     tr_free(a->ctx, px);
+    say(a, "%s: PNG, %lld x %lld, each pixel %lld x %lld, patches and tokens apart", path,
+        (long long)w, (long long)h, (long long)zoom, (long long)zoom);
 }
 
 static void image_print(const image_job *j, const char *path)
@@ -3145,6 +3231,21 @@ static void image_print(const image_job *j, const char *path)
     printf("\n  pixel_values  SHA-256 %s\n", j->meta.item[j->meta.n - 1].value);
 }
 
+/* The metadata is text; here a size, or a key's number, list, truth or null, is what it was. */
+static int is_bare(const char *key, const char *value)
+{
+    static const char *const size[] = { "width", "height", "new_width", "new_height", "pad_width",
+                                        "pad_height", "num_tokens", "pillow" };
+    char *end;
+    for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+        if (strcmp(key, size[i]) == 0) return 1;
+    if (strncmp(key, "processor.", 10) != 0) return 0;
+    if (strspn(value, "-.0123456789eE+") == strlen(value) && strtod(value, &end) < DBL_MAX && !*end)
+        return 1;
+    return *value == '[' || !strcmp(value, "true") || !strcmp(value, "false") ||
+           !strcmp(value, "null");
+}
+
 static void image_json(image_job *j, const char *path)
 {
     app *a = j->a;
@@ -3154,8 +3255,12 @@ static void image_json(image_job *j, const char *path)
     js_shape(a, "grid_thws", 3, thw);
     js_int(a, "patches", j->x.grid.patches);
     js_int(a, "tokens", j->x.grid.tokens);
-    for (int64_t i = 0; i < j->meta.n; i++)
-        js_str(a, j->meta.item[i].key, j->meta.item[i].value);
+    for (int64_t i = 0; i < j->meta.n; i++) {
+        const char *key = j->meta.item[i].key, *value = j->meta.item[i].value;
+        if (!is_bare(key, value)) { js_str(a, key, value); continue; }
+        js_lead(a, key);
+        printf("%s", value);
+    }
     js_close(a, '}');
 }
 

@@ -41,7 +41,7 @@ help: ## list the targets
 setup: ## install a compiler and stb_image if they are missing (apt), or say what to install
 	@CC='$(CC)' sh tools/setup.sh
 
-demo: build/trillion ## audit, golden, compare and greedy ids of a small Kimi K3
+demo: build/trillion ## from a picture to answer ids on a small Kimi K3, against the vendor's numbers
 	@sh tools/demo.sh
 
 check: build/trillion $(TESTS) ## run every test, no network, minutes (CASES=DIR: more cases)

@@ -252,6 +252,20 @@ gives 'a picture and its patches are the same' 0 'no difference' $T compare $W/b
     $W/by-patches.st
 gives 'its file and pass order are in the golden' 0 'image_sha256 pillow' \
     sh -c "head -c 4000 $W/by-file.st | LC_ALL=C tr -cd '[:print:]'"
+if ${PYTHON:-python3} -c 'import numpy' 2> /dev/null; then
+    port() { ${PYTHON:-python3} "$1" $mm $W/cup.st $W/port.st; }
+    $T image tests/golden/images/files/photo_113x251.png --model $mm -o $W/cup.st > $W/out 2>&1
+    $T golden $mm --pixels $W/cup.st --profile oracle --tap '*' -o $W/tower.st 2> /dev/null
+    port docs/howto/tower.py
+    gives 'a port of the tower, tap by tap' 0 '23 compared difference' $T compare $W/port.st $W/tower.st \
+        --max-rel 1e-9 --strict
+    sed 's/np.outer(col, f), np.outer(row, f)/np.outer(row, f), np.outer(col, f)/' \
+        docs/howto/tower.py > $W/broken.py
+    port $W/broken.py
+    gives 'its mistake is named' 1 'agreed: encoder.blocks.0.wqkv difference: encoder.blocks.0.rope_q' \
+        $T compare $W/port.st $W/tower.st --max-rel 1e-9
+else echo 'not tested: the port of the tower needs a PYTHON with numpy'
+fi
 gives '--image and --pixels' 2 'which' $T golden $mm --image $png --pixels $W/png.st -o $W/none.st
 gives 'no picture' 2 'one.txt' $T golden $mm --image $W/one.txt -o $W/none.st
 gives 'plan with an image' 0 '36 patches 9 rows attn mm_projector.proj.2' $T plan $mm --patches 36

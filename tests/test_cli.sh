@@ -320,6 +320,12 @@ gives 'a tap that matches nothing' 2 'matched' \
 gives 'state taps' 0 'state.layers.0.kda_recurrent state.layers.3.mla_latent' sh -c \
     "$T golden $W/$f --ids $W/one.txt -o $W/state.st --tap 'state.*' && \
      $T compare $W/state.st $W/state.st"
+echo 5 > $W/single.txt
+gives 'one of a kind' 0 'prompt 1 token, 1 token, tok/s' $T run $W/$f --ids $W/single.txt -n 2 \
+    --ignore-eos
+gives 'and in a plan' 0 '1 sequence, 1 token 1 patch, 1 row of' $T plan $mm --tokens 1 --patches 1
+$T golden $W/$f --ids $W/one.txt -o $W/tap.st --tap logits 2> $W/err
+grep -q 'tap.st: 1 tensor, exact' $W/err && ok 'one tensor' || bad 'one tensor' "$(cat $W/err)"
 gives 'one tap, one tensor' 0 '1 compared' sh -c \
     "$T golden $W/$f --ids $W/one.txt -o $W/tap.st --tap logits && $T compare $W/tap.st $W/tap.st"
 json 'golden --json' $T golden $W/$f --ids $W/one.txt -o $W/j.st --json --hash-weights

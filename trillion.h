@@ -903,8 +903,9 @@ TR_API tr_status tr_combine     (tr_ctx *ctx, const tr_combine_args *a);
  * are those of the chapters above.
  * ========================================================================= */
 
-/* value[v] = (v / 255 - mean) / std of a colour v, as image processors round it in binary32: the
- * quotient, the difference, and the product with fl(1 / std). std is not 0. */
+/* value[v] = (v / 255 - mean) (1 / std) of a colour v, as Kimi K3's processor rounds it (numpy, in
+ * place): the quotient, the difference and the product are each computed in binary64 and stored in
+ * binary32; mean and 1 / std stay in binary64. std is not 0. */
 TR_API void tr_image_normalize(float value[256], double mean, double std);
 /* y [3, P, P]: patch (i, k) of rgb [H, W, 3], row and column of the grid. value [3, 256]:
  * tr_image_normalize's for each channel. What the patch has beyond the picture's right and lower
@@ -6738,8 +6739,11 @@ tr_status tr_combine(tr_ctx *ctx, const tr_combine_args *a)
 
 void tr_image_normalize(float value[256], double mean, double std)
 {
-    float m = (float)mean, r = 1 / (float)std;
-    for (int v = 0; v < 256; v++) value[v] = ((float)v / 255 - m) * r;
+    for (int v = 0; v < 256; v++) {
+        float x = (float)(v / 255.0);
+        x = (float)((double)x - mean);
+        value[v] = (float)((double)x * (1 / std));
+    }
 }
 
 void tr_patch(float *y, const uint8_t *rgb, int64_t H, int64_t W, int64_t i, int64_t k, int64_t P,

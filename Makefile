@@ -26,7 +26,8 @@ SCRIPTS  := $(wildcard tests/test_*.sh)
 FIRST    := $(filter setup,$(MAKECMDGOALS))     # `make setup check` installs before it compiles
 
 # dlopen, by which `trillion bench` finds its peer, has a library of its own before glibc 2.34.
-DL := $(if $(filter Windows_NT,$(OS)),,-ldl)
+DL   := $(if $(filter Windows_NT,$(OS)),,-ldl)
+JPEG := -ljpeg
 
 ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j2
@@ -38,7 +39,7 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
-setup: ## install a compiler and stb_image if they are missing (apt), or say what to install
+setup: ## install a compiler, stb_image, libjpeg if missing (apt), or say what to install
 	@CC='$(CC)' sh tools/setup.sh
 
 demo: build/trillion ## from a picture to answer ids on a small Kimi K3, against the vendor's numbers
@@ -95,17 +96,18 @@ clean: ## remove build/
 
 build/trillion: tools/trillion.c tools/bench.h tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
-	$(BUILD) -o $@ $< $(LDFLAGS) -lm $(DL)
+	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm $(DL)
 
 build/bench_image: tools/bench_image.c tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
-	$(BUILD) -o $@ $< $(LDFLAGS) -lm
+	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm
 
 build/tests/test_image: tools/image.h
+build/tests/test_image: LIBS = $(JPEG)
 
 build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
-	$(BUILD) -o $@ $< $(LDFLAGS) -lm
+	$(BUILD) -o $@ $< $(LDFLAGS) $(LIBS) -lm
 
 build/examples/%: examples/%.c trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

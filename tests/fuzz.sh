@@ -11,8 +11,11 @@ for f in tests/fuzz_*.c; do
     name=$(basename "$f" .c)
     name=${name#fuzz_}
     mkdir -p "build/fuzz/$name.new" "tests/corpus/$name"
+    libs=-lm
+    [ "$name" != image ] || libs="-ljpeg -lm"
     clang -std=c11 $NUMERIC -g -O1 -fsanitize=fuzzer,address,undefined \
-        -fno-sanitize-recover=undefined -o "build/fuzz/$name" "$f" -lm || { bad "$name"; continue; }
+        -fno-sanitize-recover=undefined -o "build/fuzz/$name" "$f" $libs ||
+        { bad "$name"; continue; }
     dict=
     [ -e "tests/corpus/$name.dict" ] && dict=-dict=tests/corpus/$name.dict
     check "$name, $seconds s" "build/fuzz/$name" -max_total_time="$seconds" -max_len=65536 $dict \

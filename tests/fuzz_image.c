@@ -1,6 +1,6 @@
 /* fuzz_image.c - any bytes as a picture, or, if they begin with a brace, as a processor; what is
- * decoded must go through both processors, small.
- *     clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined tests/fuzz_image.c -lm \
+ * decoded must be the same a second time, and go through both processors, small.
+ *     clang -std=c11 -g -O1 -fsanitize=fuzzer,address,undefined tests/fuzz_image.c -ljpeg -lm \
  *         -o build/fuzz_image
  *     build/fuzz_image -max_len=4096 build/corpus/image tests/corpus/image
  *
@@ -31,6 +31,15 @@ static void mend(uint8_t *p, size_t n)
         for (int k = 0; k < 4; k++) p[at + 8 + len + (size_t)k] = (uint8_t)(c >> (24 - 8 * k));
         at += 12 + len;
     }
+}
+
+static void again(tr_ctx *ctx, const uint8_t *data, size_t n, const img *m)
+{
+    img b;
+    if (img_decode(ctx, &b, "fuzz", data, n, 1 << 16) != TR_OK) abort();
+    if (b.mode != m->mode || b.w != m->w || b.h != m->h) abort();
+    if (memcmp(b.px, m->px, (size_t)(b.w * b.h * img_bytes(b.mode)))) abort();
+    img_free(ctx, &b);
 }
 
 static void through(tr_ctx *ctx, const img_proc *p, const img *m)
@@ -72,6 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     } else {
         mend(copy, n);
         if (img_decode(ctx, &m, "fuzz", copy, n, 1 << 16) == TR_OK) {
+            again(ctx, copy, n, &m);
             if (img_proc_parse(ctx, &p, "kimi", kimi, sizeof kimi - 1, NULL, 0) != TR_OK) abort();
             through(ctx, &p, &m);
             if (img_proc_parse(ctx, &p, "qwen", qwen, sizeof qwen - 1, NULL, 0) != TR_OK) abort();

@@ -41,7 +41,9 @@ one() {                                     # N: applies, compiles and runs muta
         END { exit hits == 1 && (at == "" || places == 1) ? 0 : 3 }' "$file" > "$at/$file" ||
         { echo "STALE    $what: its text is not there, or more than once" > "$at/verdict"; return; }
     cp tests/*.h "tests/$prog.c" "$at/tests/"
-    if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" -lm 2> "$at/log"; then
+    libs=-lm
+    [ "$prog" != test_image ] || libs="-ljpeg -lm"
+    if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" $libs 2> "$at/log"; then
         echo "killed   $what ($prog does not compile)" > "$at/verdict"
     elif TEST_STOP=1 timeout 300 "$at/test" > "$at/log" 2>&1; then
         echo "SURVIVED $what ($prog passes)" > "$at/verdict"

@@ -2,8 +2,8 @@
  * processors make them, to the last bit
  *
  * The bytes of a file become pixels in the mode that Pillow gives them (a palette stays a palette,
- * 16-bit grey stays 16 bits), because Kimi K3 resizes before it converts. Then a processor, driven
- * by preprocessor_config.json, makes of them `resized` and `pixel_values`.
+ * CMYK stays CMYK, 16-bit grey stays 16 bits), because Kimi K3 resizes before it converts. Then a
+ * processor, driven by preprocessor_config.json, makes of them `resized` and `pixel_values`.
  *
  *     img m;  img_proc p;  img_pixels x;
  *     img_proc_load(ctx, &p, "DIR", NULL, 0);
@@ -15,11 +15,11 @@
  *     {mode}    what a pixel is           {resize}  Pillow's resize, in fixed point
  *     {file}    bytes of a file           {key}     preprocessor_config.json, in four classes
  *     {png}     chunks, filters, depths   {size}    the size rules
- *     {jpeg}    markers                   {pixels}  fill, pad, normalise, cut into patches
+ *     {jpeg}    libjpeg, held in          {pixels}  fill, pad, normalise, cut into patches
  *
- * The inflater and the JPEG decoder are stb_image's (Debian: libstb-dev). A program includes this
- * once, after trillion.h with its implementation. What fails says why in ctx and leaves *out empty;
- * empty things may be freed. */
+ * The inflater is stb_image's (Debian: libstb-dev), the JPEG decoder libjpeg-turbo (libjpeg-dev,
+ * linked with -ljpeg). A program includes this once, after trillion.h with its implementation. What
+ * fails says why in ctx and leaves *out empty; empty things may be freed. */
 
 #ifndef IMAGE_H
 #define IMAGE_H
@@ -27,6 +27,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -36,14 +37,12 @@
 #include "../trillion.h"
 
 #define STB_IMAGE_IMPLEMENTATION
-#define STBI_ONLY_JPEG
-#define STBI_SUPPORT_ZLIB
+#define STBI_ONLY_PNG
 #define STBI_NO_STDIO
-/* Zeroed: a damaged JPEG may leave pixels undecoded, and they shall have one value. */
-#define STBI_MALLOC(n)     calloc(1, n)
-#define STBI_REALLOC(p, n) realloc(p, n)
-#define STBI_FREE(p)       free(p)
 #include <stb/stb_image.h>
+
+#include <jpeglib.h>
+#include <jerror.h>
 
 #define IMG_TRY(e) do { tr_status img_s = (e); if (img_s != TR_OK) return img_s; } while (0)
 
@@ -61,6 +60,7 @@
     X(IMG_P,    1, 0, "P")      /* index into the palette */                        \
     X(IMG_RGB,  3, 0, "RGB")                                                        \
     X(IMG_RGBA, 4, 1, "RGBA")                                                       \
+    X(IMG_CMYK, 4, 0, "CMYK")                                                       \
     X(IMG_I16,  2, 0, "I;16")   /* one uint16_t of the machine */
 
 #define IMG_ENUM(name, bytes, alpha, text) name,
@@ -99,7 +99,7 @@ typedef struct img {
     int      has_key;           /* Image.info has "transparency": */
     uint8_t  key;               /* 1, L, I;16: this value, seen as 8 bits, is transparent */
     const char *format;         /* "PNG", "JPEG" */
-    const char *stored;         /* Pillow's mode of the file; CMYK is RGB here already */
+    int      orientation;       /* EXIF's, which nobody applies: 1 upright, to 8; 0: not said */
     char     sha256[65];        /* of the file's bytes */
 } img;
 
@@ -125,9 +125,17 @@ static inline tr_status img_alloc(tr_ctx *ctx, img *m, img_mode mode, int64_t w,
     return TR_OK;
 }
 
+/* a b / 255 of bytes, rounded. */
+static inline uint8_t img_mul255(unsigned a, unsigned b)
+{
+    unsigned t = a * b + 128;
+    return (uint8_t)((t + (t >> 8)) >> 8);
+}
+
 /* Row y as red, green, blue, alpha [w, 4]: convert("RGBA"), and without its alpha convert("RGB").
- * 16-bit grey is clipped at 255, not scaled; and a key of a grey picture is compared with the grey
- * of 8 bits, even if the file's has 2. Both are Pillow's. */
+ * Of CMYK, red is (1 - C) (1 - K), in steps of 1/255, and so on. 16-bit grey is clipped at 255, not
+ * scaled; and a key of a grey picture is compared with the grey of 8 bits, even if the file has 2.
+ * All of it is Pillow's. */
 static inline void img_row_rgba(const img *m, int64_t y, uint8_t *rgba)
 {
     const uint8_t *p = m->px + (size_t)y * (size_t)m->w * (size_t)img_bytes(m->mode);
@@ -143,6 +151,10 @@ static inline void img_row_rgba(const img *m, int64_t y, uint8_t *rgba)
             break;
         case IMG_RGBA:
             memcpy(rgba, p + 4 * x, 4);
+            break;
+        case IMG_CMYK:
+            for (int c = 0, light = 255 - p[4 * x + 3]; c < 3; c++)
+                rgba[c] = (uint8_t)(light - img_mul255(p[4 * x + c], (unsigned)light));
             break;
         case IMG_LA:
             rgba[0] = rgba[1] = rgba[2] = p[2 * x];
@@ -166,6 +178,38 @@ static inline void img_row_rgba(const img *m, int64_t y, uint8_t *rgba)
 
 #define IMG_MAX_FILE ((size_t)1 << 30)
 
+/* All of a file, or of what a pipe gives, at most `most` bytes: *data [*n], to be freed. */
+static inline tr_status img_read_file(tr_ctx *ctx, const char *path, size_t most, void **data,
+                                      size_t *n)
+{
+    FILE *f = fopen(path, "rb");
+    size_t room = 0;
+    tr_status s = TR_OK;
+    *data = NULL;
+    *n = 0;
+    if (!f) return tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
+    while (s == TR_OK && *n == room) {              /* until a read does not fill it */
+        void *more;
+        room = room ? 2 * room : (size_t)1 << 20;
+        if ((s = tr_alloc(ctx, &more, room)) != TR_OK) break;
+        if (*n) memcpy(more, *data, *n);
+        tr_free(ctx, *data);
+        *data = more;
+        *n += fread((char *)*data + *n, 1, room - *n, f);
+        if (ferror(f))
+            s = tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
+        else if (*n > most)
+            s = tr_fail(ctx, TR_ERR_RANGE, "%s: more than %llu bytes", path,
+                        (unsigned long long)most);
+    }
+    fclose(f);
+    if (s != TR_OK) {
+        tr_free(ctx, *data);
+        *data = NULL;
+    }
+    return s;
+}
+
 static inline uint32_t img_u32(const uint8_t *p)
 {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
@@ -186,10 +230,20 @@ static inline tr_status img_check_size(tr_ctx *ctx, const char *name, int64_t w,
     return TR_OK;
 }
 
-static inline const char *img_reason(void)          /* stb_image's */
+/* EXIF's orientation in p [n], a small TIFF file: byte order, place of the first directory, its
+ * entries of twelve bytes (tag, type, count, value). 0: it is not said, or makes no sense. */
+static inline int img_exif_orientation(const uint8_t *p, size_t n)
 {
-    const char *s = stbi_failure_reason();
-    return s ? s : "no reason given";
+#define IMG_TIFF16(at) (little ? p[(at) + 1] << 8 | p[at] : img_u16(p + (at)))
+    int little = n >= 8 && !memcmp(p, "II*\0", 4), v = 0;
+    if (!little && (n < 8 || memcmp(p, "MM\0*", 4))) return 0;
+    size_t high = (size_t)IMG_TIFF16(little ? 6 : 4), at = (size_t)IMG_TIFF16(little ? 4 : 6);
+    if (high || at > n - 2) return 0;               /* APP1 has less than 64 kB */
+    int entries = IMG_TIFF16(at);
+    for (at += 2; entries > 0 && n - at >= 12; entries--, at += 12)
+        if (IMG_TIFF16(at) == 0x112 && IMG_TIFF16(at + 2) == 3) v = IMG_TIFF16(at + 8);
+    return v <= 8 ? v : 0;
+#undef IMG_TIFF16
 }
 
 static inline void img_warn_tail(tr_ctx *ctx, const char *name, size_t n)
@@ -218,6 +272,7 @@ typedef struct img_png {
     uint8_t trns[256];  int n_trns;     /* -1: none */
     uint8_t *idat;  size_t n_idat;      /* owned: the zlib stream */
     size_t  end;                        /* of IEND in the file */
+    int     orientation;                /* EXIF's */
 } img_png;
 
 static inline uint32_t img_crc(const uint8_t *p, size_t n)
@@ -282,56 +337,70 @@ static inline tr_status img_png_trns(tr_ctx *ctx, img_png *g, const uint8_t *d, 
     return TR_OK;
 }
 
+typedef struct img_chunk { const uint8_t *name, *data; size_t len; } img_chunk;
+
+static inline int img_chunk_is(const img_chunk *c, const char *name)
+{
+    return !memcmp(c->name, name, 4);
+}
+
+/* The chunk at byte `at` of the file [n]: it is all there and, if that matters, undamaged. */
+static inline tr_status img_png_chunk(tr_ctx *ctx, const img_png *g, const uint8_t *file, size_t n,
+                                      size_t at, img_chunk *c)
+{
+    if (n - at < 12)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut: %s", g->name,
+                       at == 8 ? "it ends before its header" : "there is no IEND");
+    c->len = img_u32(file + at);
+    c->name = file + at + 4;
+    c->data = file + at + 8;
+    for (int k = 0; k < 4; k++)
+        if ((c->name[k] | 32) < 'a' || (c->name[k] | 32) > 'z')
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: at byte %llu there is no chunk", g->name,
+                           (unsigned long long)at);
+    if (c->len > n - at - 12)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut: chunk %.4s of %llu bytes ends "
+                       "after %llu", g->name, (const char *)c->name, (unsigned long long)c->len,
+                       (unsigned long long)(n - at - 8));
+    int matters = !(c->name[0] & 32) || img_chunk_is(c, "tRNS");
+    if (matters && img_crc(c->name, c->len + 4) != img_u32(c->data + c->len))
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: chunk %.4s at byte %llu is damaged (CRC)", g->name,
+                       (const char *)c->name, (unsigned long long)at);
+    return TR_OK;
+}
+
 static inline tr_status img_png_chunks(tr_ctx *ctx, img_png *g, const uint8_t *file, size_t n,
                                        int64_t max_pixels)
 {
-    size_t at = 8;
-    int first = 1, idats = 0, idat_over = 0;        /* 0 before, 1 among, 2 after */
-    for (;;) {
-        const uint8_t *c = file + at, *d = c + 8;
-        size_t len;
-        if (n - at < 12)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut: %s", g->name,
-                           first ? "it ends before its header" : "there is no IEND");
-        len = img_u32(c);
-        for (int k = 4; k < 8; k++)
-            if ((c[k] | 32) < 'a' || (c[k] | 32) > 'z')
-                return tr_fail(ctx, TR_ERR_FORMAT, "%s: at byte %llu there is no chunk", g->name,
-                               (unsigned long long)at);
-        if (len > n - at - 12)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut: chunk %.4s of %llu bytes ends "
-                           "after %llu", g->name, (const char *)c + 4, (unsigned long long)len,
-                           (unsigned long long)(n - at - 8));
-        int is_idat = !memcmp(c + 4, "IDAT", 4), is_trns = !memcmp(c + 4, "tRNS", 4);
-        if ((!(c[4] & 32) || is_trns) && img_crc(c + 4, len + 4) != img_u32(d + len))
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: chunk %.4s at byte %llu is damaged (CRC)",
-                           g->name, (const char *)c + 4, (unsigned long long)at);
-        if (first != !memcmp(c + 4, "IHDR", 4))
+    img_chunk c = { NULL, NULL, 0 };
+    int idats = 0, idat_over = 0;
+    for (size_t at = 8; !g->end; at += 12 + c.len) {
+        IMG_TRY(img_png_chunk(ctx, g, file, n, at, &c));
+        if ((at == 8) != img_chunk_is(&c, "IHDR"))
             return tr_fail(ctx, TR_ERR_FORMAT, "%s: IHDR %s", g->name,
-                           first ? "is not the first chunk" : "occurs twice");
-        first = 0;
-        if (idats && !is_idat) idat_over = 1;
-        if (!memcmp(c + 4, "IHDR", 4)) {
-            IMG_TRY(img_png_header(ctx, g, d, len, max_pixels));
-        } else if (!memcmp(c + 4, "PLTE", 4)) {
-            if (!idats) IMG_TRY(img_png_palette(ctx, g, d, len));
-        } else if (is_trns) {
-            if (!idats) IMG_TRY(img_png_trns(ctx, g, d, len));
-        } else if (is_idat) {
+                           at == 8 ? "is not the first chunk" : "occurs twice");
+        if (idats && !img_chunk_is(&c, "IDAT")) idat_over = 1;
+        if (at == 8) {
+            IMG_TRY(img_png_header(ctx, g, c.data, c.len, max_pixels));
+        } else if (img_chunk_is(&c, "PLTE")) {
+            if (!idats) IMG_TRY(img_png_palette(ctx, g, c.data, c.len));
+        } else if (img_chunk_is(&c, "tRNS")) {
+            if (!idats) IMG_TRY(img_png_trns(ctx, g, c.data, c.len));
+        } else if (img_chunk_is(&c, "IDAT")) {
             if (idat_over)
                 return tr_fail(ctx, TR_ERR_FORMAT, "%s: another chunk stands between two IDATs",
                                g->name);
             idats = 1;
-            memcpy(g->idat + g->n_idat, d, len);    /* idat has room for the whole file */
-            g->n_idat += len;
-        } else if (!memcmp(c + 4, "IEND", 4)) {
-            g->end = at + 12 + len;
-            break;
-        } else if (!(c[4] & 32)) {
+            memcpy(g->idat + g->n_idat, c.data, c.len);     /* it has room for the whole file */
+            g->n_idat += c.len;
+        } else if (img_chunk_is(&c, "eXIf")) {
+            g->orientation = img_exif_orientation(c.data, c.len);
+        } else if (img_chunk_is(&c, "IEND")) {
+            g->end = at + 12 + c.len;
+        } else if (!(c.name[0] & 32)) {
             return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: critical chunk %.4s is not known",
-                           g->name, (const char *)c + 4);
+                           g->name, (const char *)c.name);
         }
-        at += 12 + len;
     }
     if (!idats)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: there is no IDAT, so no pixel", g->name);
@@ -499,7 +568,7 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
     got = stbi_zlib_decode_buffer((char *)raw, (int)bytes, (const char *)g->idat, (int)g->n_idat);
     if (got < 0)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels do not inflate: %s", g->name,
-                    img_reason());
+                    stbi_failure_reason());
     else if ((size_t)got < bytes)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels end after %d of %llu bytes", g->name, got,
                     (unsigned long long)bytes);
@@ -525,7 +594,7 @@ static inline tr_status img_png_decode(tr_ctx *ctx, img *m, const char *name, co
     if (s == TR_OK) {
         img_png_info(&g, m);
         m->format = "PNG";
-        m->stored = img_mode_name(m->mode);
+        m->orientation = g.orientation;
         img_warn_tail(ctx, name, n - g.end);
     }
     tr_free(ctx, idat);
@@ -535,189 +604,173 @@ static inline tr_status img_png_decode(tr_ctx *ctx, img *m, const char *name, co
 /* ============================================================================
  * JPEG {jpeg}
  *
- * stb_image decodes. Before that the markers are walked: its size is believed only after ours is
- * checked, and a file without its end is refused, where the decoder would make up the rest.
- * Decoders differ by a level or two (rounding of the inverse cosine transform and of the colour
- * conversion): see docs/howto/images.md. Of 4:2:2, stb_image swaps the two weights of the last
- * chroma sample of a row; that is worth a warning. EXIF orientation is not applied.
+ * libjpeg-turbo decodes, with the settings that Pillow uses, which are its own: the exact cosine
+ * transform in integers, chroma upsampled smoothly. So the pixels are Pillow's. Four components are
+ * ink; Pillow takes them for inverted, as Adobe writes them, whether or not the file says so.
+ *
+ * The library reports by calls, and carries on after a warning with pixels that it made up. Here an
+ * error and such a warning end the decoding by longjmp, and its sentence becomes ours; Pillow hears
+ * no warning. The header is read first, and what it claims is checked before memory is taken; a
+ * thousand scans over one picture, each a few bytes long, are the known way to keep a decoder busy.
  * ========================================================================= */
 
+enum { IMG_MAX_SCANS = 500 };   /* those of real files are about ten */
+
 typedef struct img_jpeg {
-    int64_t w, h;
-    int     components;         /* 0: no frame header yet */
-    int     halved;             /* 4:2:2: chroma has half the columns and all rows */
-    int     adobe;              /* its colour transform; -1: no such marker */
-    int     scans;
-    int     progressive;
-    uint8_t id[4], quant[4];    /* of each component: its name, its quantisation table */
-    int     decoded[4];         /* a scan has begun it */
-    int     has_quant[4], has_huff[2][4];   /* tables so far; of Huffman's DC, AC */
-    size_t  end;
+    struct jpeg_decompress_struct z;
+    struct jpeg_error_mgr    err;
+    struct jpeg_progress_mgr progress;
+    jmp_buf  escape;                    /* out of the library, to img_jpeg_try */
+    char     said[JMSG_LENGTH_MAX];     /* why; or else the first warning */
+    const uint8_t *file;  size_t n;
+    int64_t  max_pixels;
+    img     *m;
 } img_jpeg;
 
-static inline tr_status img_jpeg_frame(tr_ctx *ctx, img_jpeg *j, const char *name, int marker,
-                                       const uint8_t *d, size_t n, int64_t max_pixels)
+static void img_jpeg_exit(j_common_ptr z)
 {
-    if (marker > 0xc2)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: %s JPEG (SOF%d) is not supported", name,
-                       marker > 0xc8 ? "arithmetic-coded" : "lossless or hierarchical",
-                       marker - 0xc0);
-    if (j->components || n < 6)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: %s", name,
-                       j->components ? "two frame headers" : "a frame header that is too short");
-    j->h = img_u16(d + 1);
-    j->w = img_u16(d + 3);
-    j->components = d[5];
-    if (d[0] != 8)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d bits is not supported", name, d[0]);
-    if (j->components != 1 && j->components != 3 && j->components != 4)
+    img_jpeg *j = (img_jpeg *)z->client_data;
+    z->err->format_message(z, j->said);
+    longjmp(j->escape, 1);
+}
+
+/* A warning (level < 0) or a trace. */
+static void img_jpeg_message(j_common_ptr z, int level)
+{
+    img_jpeg *j = (img_jpeg *)z->client_data;
+    if (level >= 0) return;
+    switch (z->err->msg_code) {
+    case JWRN_JPEG_EOF: case JWRN_HIT_MARKER: case JWRN_MUST_RESYNC:
+    case JWRN_HUFF_BAD_CODE: case JWRN_ARITH_BAD_CODE:
+        img_jpeg_exit(z);
+        break;
+    default:                                        /* the pixels are those of the file */
+        if (!j->said[0]) z->err->format_message(z, j->said);
+    }
+}
+
+static void img_jpeg_progress(j_common_ptr z)
+{
+    img_jpeg *j = (img_jpeg *)z->client_data;
+    if (j->z.input_scan_number <= IMG_MAX_SCANS) return;
+    snprintf(j->said, sizeof j->said, "more than %d scans", IMG_MAX_SCANS);
+    longjmp(j->escape, 1);
+}
+
+/* 0: step was left by longjmp. No variable lives across it: all is in j, which is the caller's. */
+static int img_jpeg_try(img_jpeg *j, void (*step)(img_jpeg *j))
+{
+    if (setjmp(j->escape)) return 0;
+    step(j);
+    return 1;
+}
+
+static void img_jpeg_read_header(img_jpeg *j)
+{
+    jpeg_create_decompress(&j->z);
+    j->z.progress = &j->progress;
+    /* Coefficients of all scans: 2 bytes in 4 components, and the margins of a narrow picture. */
+    j->z.mem->max_memory_to_use = (long)(8 * j->max_pixels + (64 << 20));
+    jpeg_mem_src(&j->z, j->file, (unsigned long)j->n);
+    jpeg_save_markers(&j->z, JPEG_APP0 + 1, 0xffff);
+    (void)jpeg_read_header(&j->z, TRUE);
+}
+
+static void img_jpeg_read_pixels(img_jpeg *j)
+{
+    struct jpeg_decompress_struct *z = &j->z;
+    size_t row = (size_t)j->m->w * (size_t)img_bytes(j->m->mode);
+    z->out_color_space = j->m->mode == IMG_L ? JCS_GRAYSCALE
+                       : j->m->mode == IMG_RGB ? JCS_RGB : JCS_CMYK;
+    (void)jpeg_start_decompress(z);
+    while (z->output_scanline < z->output_height) {
+        JSAMPROW to = j->m->px + z->output_scanline * row;
+        (void)jpeg_read_scanlines(z, &to, 1);
+    }
+    (void)jpeg_finish_decompress(z);                /* to the end marker */
+}
+
+static inline tr_status img_jpeg_fail(tr_ctx *ctx, const img_jpeg *j, const char *name)
+{
+    int code = j->err.msg_code;
+    tr_status s = code == JERR_OUT_OF_MEMORY ? TR_ERR_MEMORY
+                : code == JERR_SOF_UNSUPPORTED || code == JERR_BAD_PRECISION ||
+                  code == JERR_ARITH_NOTIMPL ? TR_ERR_UNSUPPORTED : TR_ERR_FORMAT;
+    return tr_fail(ctx, s, "%s: JPEG: %s", name, j->said);
+}
+
+/* The header, and the picture that it announces. */
+static inline tr_status img_jpeg_begin(tr_ctx *ctx, img_jpeg *j, const char *name)
+{
+    struct jpeg_decompress_struct *z = &j->z;
+    int n = z->num_components;
+    int64_t w = z->image_width, h = z->image_height, most = 0;
+    IMG_TRY(img_check_size(ctx, name, w, h, j->max_pixels));
+    if (z->data_precision != 8)
+        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d bits is not supported", name,
+                       z->data_precision);
+    if (n != 1 && n != 3 && n != 4)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d components is not supported", name,
-                       j->components);
-    if (n != 6 + 3 * (size_t)j->components)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a frame header of %llu bytes for %d components",
-                       name, (unsigned long long)n, j->components);
-    for (int c = 0; c < j->components; c++) {
-        j->id[c] = d[6 + 3 * c];
-        j->quant[c] = d[8 + 3 * c];
+                       n);
+    for (int c = 0; c < n; c++) {
+        const jpeg_component_info *k = &z->comp_info[c];
+        int64_t blocks = (int64_t)k->width_in_blocks * k->height_in_blocks;
+        if (blocks > most) most = blocks;
     }
-    j->progressive = marker == 0xc2;
-    j->halved = j->components > 1 && d[7] == 0x21;
-    return img_check_size(ctx, name, j->w, j->h, max_pixels);
-}
-
-/* Quantisation tables d [n], each 64 numbers of one or two bytes. */
-static inline tr_status img_jpeg_quant(tr_ctx *ctx, img_jpeg *j, const char *name,
-                                       const uint8_t *d, size_t n)
-{
-    for (size_t at = 0; at < n; ) {
-        size_t len = d[at] >> 4 ? 129 : 65;
-        if (d[at] >> 4 > 1 || (d[at] & 15) > 3 || n - at < len)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: a quantisation table does not fit", name);
-        j->has_quant[d[at] & 3] = 1;
-        at += len;
-    }
-    return TR_OK;
-}
-
-/* Huffman tables d [n], each 16 counts and as many codes: the decoder has room for 256 of them, and
- * counts before it looks. */
-static inline tr_status img_jpeg_huffman(tr_ctx *ctx, img_jpeg *j, const char *name,
-                                         const uint8_t *d, size_t n)
-{
-    for (size_t at = 0; at < n; ) {
-        size_t codes = 0;
-        for (size_t i = 1; i <= 16 && at + i < n; i++) codes += d[at + i];
-        if (d[at] >> 4 > 1 || (d[at] & 15) > 3 || n - at < 17 || codes > 256 || codes > n - at - 17)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: a Huffman table of %llu codes does not fit",
-                           name, (unsigned long long)codes);
-        j->has_huff[d[at] >> 4][d[at] & 3] = 1;
-        at += 17 + codes;
-    }
-    return TR_OK;
-}
-
-/* The header of a scan, d [n]: components with their tables, first and last coefficient, bits. What
- * it names must be there: the decoder does not ask. */
-static inline tr_status img_jpeg_scan(tr_ctx *ctx, img_jpeg *j, const char *name, const uint8_t *d,
-                                      size_t n)
-{
-    int first, refines, bad = 0;
-    if (!j->components)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: a scan before the frame header", name);
-    if (n < 1 || n != 4 + 2 * (size_t)d[0])
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: the header of scan %d has %llu bytes", name,
-                       j->scans + 1, (unsigned long long)n);
-    first = d[n - 3];
-    refines = d[n - 1] >> 4;
-    for (int i = 0; i < d[0] && !bad; i++) {
-        int c = 0, dc = d[2 + 2 * i] >> 4, ac = d[2 + 2 * i] & 15;
-        while (c < j->components && j->id[c] != d[1 + 2 * i]) c++;
-        bad = c == j->components || dc > 3 || ac > 3 || j->quant[c] > 3 ||
-              !j->has_quant[j->quant[c]];
-        if (!bad && first == 0 && !refines) bad = !j->has_huff[0][dc];
-        if (!bad && (first > 0 || !j->progressive)) bad = !j->has_huff[1][ac];
-        if (!bad && first == 0 && !refines) j->decoded[c] = 1;
-        if (!bad) bad = !j->decoded[c];             /* the mean of a block comes first */
-    }
-    if (bad)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: scan %d needs a component, a table or an earlier "
-                       "scan that is not there", name, j->scans + 1);
-    j->scans++;
-    return TR_OK;
-}
-
-static inline tr_status img_jpeg_walk(tr_ctx *ctx, img_jpeg *j, const char *name,
-                                      const uint8_t *f, size_t n, int64_t max_pixels)
-{
-    size_t at = 2;
-    for (;;) {
-        int m;
-        size_t len;
-        if (j->scans)                               /* coded data: to the next marker */
-            while (at + 1 < n && (f[at] != 0xff || f[at + 1] == 0 || f[at + 1] == 0xff ||
-                                  (f[at + 1] & 0xf8) == 0xd0)) at++;
-        while (at + 1 < n && f[at] == 0xff && f[at + 1] == 0xff) at++;      /* fill bytes */
-        if (n - at < 2)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut: it has no end marker", name);
-        if (f[at] != 0xff)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: at byte %llu there is no marker", name,
-                           (unsigned long long)at);
-        m = f[at + 1];
-        at += 2;
-        if (m == 0xd9) break;
-        if (m == 1 || (m & 0xf8) == 0xd0) continue;
-        if (n - at < 2 || (len = (size_t)img_u16(f + at)) < 2 || len > n - at)
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: the file is cut in the segment of marker "
-                           "FF%02X at byte %llu", name, m, (unsigned long long)at - 2);
-        if (m >= 0xc0 && m <= 0xcf && m != 0xc4 && m != 0xc8 && m != 0xcc)
-            IMG_TRY(img_jpeg_frame(ctx, j, name, m, f + at + 2, len - 2, max_pixels));
-        if (m == 0xc4) IMG_TRY(img_jpeg_huffman(ctx, j, name, f + at + 2, len - 2));
-        if (m == 0xdb) IMG_TRY(img_jpeg_quant(ctx, j, name, f + at + 2, len - 2));
-        if (m == 0xda) IMG_TRY(img_jpeg_scan(ctx, j, name, f + at + 2, len - 2));
-        if (m == 0xee && len >= 14 && !memcmp(f + at + 2, "Adobe", 5)) j->adobe = f[at + 13];
-        at += len;
-    }
-    j->end = at;
-    if (!j->scans) return tr_fail(ctx, TR_ERR_FORMAT, "%s: there is no scan, so no pixel", name);
-    for (int c = 0; c < j->components; c++)
-        if (!j->decoded[c])
-            return tr_fail(ctx, TR_ERR_FORMAT, "%s: component %d is in no scan", name, c + 1);
-    if (j->components == 4 && j->adobe != 0 && j->adobe != 2)
-        return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: a JPEG of four components without Adobe's "
-                       "marker is not supported", name);
-    return TR_OK;
+    /* In Huffman's code a block takes a bit at least. */
+    if (!z->arith_code && (uint64_t)most / 8 > j->n)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: %lld x %lld pixels cannot be in %llu bytes", name,
+                       (long long)w, (long long)h, (unsigned long long)j->n);
+    for (jpeg_saved_marker_ptr a = z->marker_list; a && !j->m->orientation; a = a->next)
+        if (a->data_length > 6 && !memcmp(a->data, "Exif\0\0", 6))
+            j->m->orientation = img_exif_orientation(a->data + 6, a->data_length - 6);
+    j->m->format = "JPEG";
+    return img_alloc(ctx, j->m, n == 1 ? IMG_L : n == 3 ? IMG_RGB : IMG_CMYK, w, h);
 }
 
 static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, const uint8_t *file,
                                         size_t n, int64_t max_pixels)
 {
     img_jpeg j;
-    int w, h, components, want;
-    uint8_t *px;
     tr_status s;
     memset(&j, 0, sizeof j);
-    j.adobe = -1;
-    IMG_TRY(img_jpeg_walk(ctx, &j, name, file, n, max_pixels));
-    want = j.components == 1 ? 1 : 3;
-    px = stbi_load_from_memory(file, (int)j.end, &w, &h, &components, want);
-    if (!px)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: not decoded: %s", name, img_reason());
-    if (w != j.w || h != j.h)
-        s = tr_fail(ctx, TR_ERR_FORMAT, "%s: decoded to %d x %d pixels, not %lld x %lld", name, w,
-                    h, (long long)j.w, (long long)j.h);
-    else
-        s = img_alloc(ctx, m, want == 1 ? IMG_L : IMG_RGB, w, h);
+    j.z.err = jpeg_std_error(&j.err);
+    j.z.client_data = &j;
+    j.err.error_exit = img_jpeg_exit;
+    j.err.emit_message = img_jpeg_message;
+    j.progress.progress_monitor = img_jpeg_progress;
+    j.file = file;
+    j.n = n;
+    j.max_pixels = max_pixels;
+    j.m = m;
+    s = img_jpeg_try(&j, img_jpeg_read_header) ? img_jpeg_begin(ctx, &j, name)
+                                               : img_jpeg_fail(ctx, &j, name);
+    if (s == TR_OK && !img_jpeg_try(&j, img_jpeg_read_pixels)) s = img_jpeg_fail(ctx, &j, name);
     if (s == TR_OK) {
-        memcpy(m->px, px, (size_t)w * (size_t)h * (size_t)want);
-        m->format = "JPEG";
-        m->stored = j.components == 4 ? "CMYK" : img_mode_name(m->mode);
-        img_warn_tail(ctx, name, n - j.end);
-        if (j.halved)
-            tr_warn(ctx, "%s: a JPEG of 4:2:2: the colours of the last two columns may be far from "
-                    "libjpeg's", name);
+        for (int64_t i = 0; m->mode == IMG_CMYK && i < 4 * m->w * m->h; i++)
+            m->px[i] = (uint8_t)(255 - m->px[i]);
+        if (j.said[0]) tr_warn(ctx, "%s: JPEG: %s", name, j.said);
+        img_warn_tail(ctx, name, j.z.src->bytes_in_buffer);
     }
-    stbi_image_free(px);
+    jpeg_destroy_decompress(&j.z);
     return s;
+}
+
+/* What the model will see otherwise than a viewer of pictures shows it. */
+static inline void img_warn_changes(tr_ctx *ctx, const char *name, const img *m)
+{
+    int64_t n = m->w * m->h, beyond = 0;
+    if (m->orientation > 1)
+        tr_warn(ctx, "%s: EXIF orientation %d is not applied: the model's processor ignores it",
+                name, m->orientation);
+    for (int64_t i = 0; m->mode == IMG_I16 && i < n; i++) {
+        uint16_t v;
+        memcpy(&v, m->px + 2 * i, 2);
+        beyond += v > 255;
+    }
+    if (beyond)
+        tr_warn(ctx, "%s: 16-bit grey: %lld of %lld pixels are more than 255 and become white, as "
+                "with Pillow", name, (long long)beyond, (long long)n);
 }
 
 /* The picture in data [n]. name is for messages and may be gone afterwards; pictures of more than
@@ -730,7 +783,8 @@ static inline tr_status img_decode(tr_ctx *ctx, img *out, const char *name, cons
     tr_status s;
     memset(out, 0, sizeof *out);
     if (n > IMG_MAX_FILE)
-        return tr_fail(ctx, TR_ERR_RANGE, "%s: more than a gigabyte", name);
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: more than %llu bytes", name,
+                       (unsigned long long)IMG_MAX_FILE);
     if (n >= 8 && !memcmp(f, "\x89PNG\r\n\x1a\n", 8))
         s = img_png_decode(ctx, out, name, f, n, max_pixels);
     else if (n >= 3 && f[0] == 0xff && f[1] == 0xd8 && f[2] == 0xff)
@@ -742,6 +796,7 @@ static inline tr_status img_decode(tr_ctx *ctx, img *out, const char *name, cons
         img_free(ctx, out);
         return s;
     }
+    img_warn_changes(ctx, name, out);
     tr_sha256_init(&hash);
     tr_sha256_update(&hash, data, n);
     tr_sha256_hex(&hash, out->sha256);
@@ -750,26 +805,11 @@ static inline tr_status img_decode(tr_ctx *ctx, img *out, const char *name, cons
 
 static inline tr_status img_load(tr_ctx *ctx, img *out, const char *path, int64_t max_pixels)
 {
-    FILE *f = fopen(path, "rb");
-    size_t n = 0, cap = 0;
-    void *data = NULL;
-    tr_status s = TR_OK;
+    void *data;
+    size_t n;
     memset(out, 0, sizeof *out);
-    if (!f) return tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
-    while (s == TR_OK && n == cap) {                /* until a read does not fill it */
-        void *more;
-        cap = cap ? 2 * cap : (size_t)1 << 20;
-        s = cap <= 2 * IMG_MAX_FILE ? tr_alloc(ctx, &more, cap)
-          : tr_fail(ctx, TR_ERR_RANGE, "%s: more than a gigabyte", path);
-        if (s != TR_OK) break;
-        if (n) memcpy(more, data, n);
-        tr_free(ctx, data);
-        data = more;
-        n += fread((char *)data + n, 1, cap - n, f);
-        if (ferror(f)) s = tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
-    }
-    fclose(f);
-    if (s == TR_OK) s = img_decode(ctx, out, path, data, n, max_pixels);
+    IMG_TRY(img_read_file(ctx, path, IMG_MAX_FILE, &data, &n));
+    tr_status s = img_decode(ctx, out, path, data, n, max_pixels);
     tr_free(ctx, data);
     return s;
 }
@@ -1117,10 +1157,7 @@ static inline void img_premultiply(img *m)
     int C = img_bytes(m->mode);
     uint8_t *p = m->px;
     for (int64_t i = 0; i < m->w * m->h; i++, p += C)
-        for (int c = 0; c < C - 1; c++) {
-            unsigned t = (unsigned)p[c] * p[C - 1] + 128;
-            p[c] = (uint8_t)((t + (t >> 8)) >> 8);
-        }
+        for (int c = 0; c < C - 1; c++) p[c] = img_mul255(p[c], p[C - 1]);
 }
 
 static inline void img_unpremultiply(img *m)
@@ -1360,11 +1397,33 @@ static inline tr_status img_bad_value(const img_reader *rd, const tr_json_node *
                        ? tr_json_type_str(v->type) : tr_json_str(rd->json, v), want);
 }
 
-/* Three numbers, as a fact and as values. */
-static inline tr_status img_read3(const img_reader *rd, const img_key *k, const tr_json_node *v,
-                                  double d[3], char *text)
+static inline void *img_field(const img_reader *rd, const img_key *k)
+{
+    return (char *)rd->p + k->field;
+}
+
+/* One of the row's words. */
+static inline tr_status img_read_word(const img_reader *rd, const img_key *k, const tr_json_node *v)
+{
+    const char *s = tr_json_str(rd->json, v);
+    int64_t word = v->type == TR_JSON_ARRAY ? -1 : img_word_of(k->value, s);
+    if (k->type == IMG_WORD && !strcmp(s, "none")) word = -1;           /* absence says it */
+    for (int64_t a = 0; a < rd->n_accept && k->type == IMG_ANY && word < 0; a++)
+        if (!strcmp(rd->accept[a], k->path)) word = 0;
+    if (word < 0) return img_bad_value(rd, v, k->path, k->value);
+    if (k->type != IMG_WORD) return TR_OK;
+    if (k->field == IMG_F(fill)) rd->p->fill = (img_fill)word;
+    else if (k->field == IMG_F(filter)) rd->p->filter = (img_filter)word;
+    else memcpy(img_field(rd, k), &word, sizeof word);
+    return TR_OK;
+}
+
+/* Three numbers, as values and, in text [IMG_FACT], as a fact. */
+static inline tr_status img_read_real3(const img_reader *rd, const img_key *k,
+                                       const tr_json_node *v, char *text)
 {
     const tr_json_node *e = tr_json_first(rd->json, v);
+    double d[3];
     size_t at = 0;
     int i = 0;
     for (; v->type == TR_JSON_ARRAY && e && i < 3; e = tr_json_next(rd->json, e), i++) {
@@ -1374,71 +1433,60 @@ static inline tr_status img_read3(const img_reader *rd, const img_key *k, const 
             at += (size_t)snprintf(text + at, IMG_FACT - at, "%s%.24s%s", i ? ", " : "[",
                                    tr_json_str(rd->json, e), i == 2 ? "]" : "");
     }
-    if (i == 3 && !e) return TR_OK;
-    return img_bad_value(rd, v, k->path, k->type == IMG_POS3
-                         ? "a list of three positive numbers" : "a list of three numbers");
+    if (i != 3 || e)
+        return img_bad_value(rd, v, k->path, k->type == IMG_POS3
+                             ? "a list of three positive numbers" : "a list of three numbers");
+    memcpy(img_field(rd, k), d, sizeof d);
+    return TR_OK;
 }
 
-static inline tr_status img_read_int(const img_reader *rd, const img_key *k, const tr_json_node *v,
-                                     int64_t *out)
+static inline tr_status img_read_real(const img_reader *rd, const img_key *k, const tr_json_node *v)
 {
-    int64_t most = k->type == IMG_SIZE ? (int64_t)1 << 40
-                 : k->type == IMG_BYTE ? 255 : IMG_MAX_SIDE;
-    if (v->type == TR_JSON_NUM && tr_json_int(rd->json, v, out) == TR_OK &&
-        *out >= (k->type != IMG_BYTE) && *out <= most) return TR_OK;
-    return img_bad_value(rd, v, k->path, k->type == IMG_SIZE ? "an integer from 1 to 2^40"
-                         : k->type == IMG_BYTE ? "an integer from 0 to 255"
-                                               : "an integer from 1 to 1024");
+    double d = 0;
+    if (v->type != TR_JSON_NUM || tr_json_num(rd->json, v, &d) != TR_OK || !(d > 0 && d < 1e6))
+        return img_bad_value(rd, v, k->path, "a positive number");
+    memcpy(img_field(rd, k), &d, sizeof d);
+    return TR_OK;
 }
 
-/* v goes to the field and becomes a fact. */
+/* An integer, which another key may have set already: to the same. */
+static inline tr_status img_read_int(const img_reader *rd, const img_key *k, const tr_json_node *v)
+{
+    int64_t old, n = 0, most = k->type == IMG_SIZE ? (int64_t)1 << 40
+                             : k->type == IMG_BYTE ? 255 : IMG_MAX_SIDE;
+    if (v->type != TR_JSON_NUM || tr_json_int(rd->json, v, &n) != TR_OK ||
+        n < (k->type != IMG_BYTE) || n > most)
+        return img_bad_value(rd, v, k->path, k->type == IMG_SIZE ? "an integer from 1 to 2^40"
+                             : k->type == IMG_BYTE ? "an integer from 0 to 255"
+                                                   : "an integer from 1 to 1024");
+    memcpy(&old, img_field(rd, k), sizeof old);
+    if (old && old != n)
+        return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: key \"%s\" is %lld, and another key "
+                       "says %lld", rd->json->name, v->line, k->path, (long long)n, (long long)old);
+    memcpy(img_field(rd, k), &n, sizeof n);
+    return TR_OK;
+}
+
+/* v goes to row i's field and becomes a fact. */
 static inline tr_status img_read_row(img_reader *rd, int i, const tr_json_node *v)
 {
     const img_key *k = &rd->row[i];
-    img_proc *p = rd->p;
-    img_fact *f = &p->fact[p->n_facts];
-    char *field = (char *)p + k->field;
-    const char *s = tr_json_str(rd->json, v);
-    int64_t old, n = 0;
-    int word;
+    img_fact *f = &rd->p->fact[rd->p->n_facts];
+    int group = k->type == IMG_ANY && k->cls < IMG_ONLY;        /* an object with rows of its own */
+    int three = k->type == IMG_REAL3 || k->type == IMG_POS3;
     rd->seen[i] = v->type != TR_JSON_NULL || k->cls != IMG_OPTIONAL;
-    if (k->cls == IMG_INERT || v->type == TR_JSON_OBJECT) {
-        if (k->cls == IMG_INERT || (k->type == IMG_ANY && k->cls < IMG_ONLY)) return TR_OK;
-        return img_bad_value(rd, v, k->path, "no object");
-    }
-    if (!rd->seen[i]) return TR_OK;
-    if (k->type == IMG_ANY && k->cls < IMG_ONLY) return img_bad_value(rd, v, k->path, "an object");
-    if (k->cls == IMG_ONLY || k->cls == IMG_EXACT || k->type == IMG_WORD) {
-        word = v->type == TR_JSON_ARRAY ? -1 : img_word_of(k->value, s);
-        if (k->type == IMG_WORD && !strcmp(s, "none")) word = -1;       /* absence says it */
-        for (int64_t a = 0; a < rd->n_accept && k->type == IMG_ANY && word < 0; a++)
-            if (!strcmp(rd->accept[a], k->path)) word = 0;
-        if (word < 0) return img_bad_value(rd, v, k->path, k->value);
-        n = word;
-        if (k->type == IMG_WORD && k->field == IMG_F(fill)) p->fill = (img_fill)n;
-        else if (k->type == IMG_WORD && k->field == IMG_F(filter)) p->filter = (img_filter)n;
-        else if (k->type == IMG_WORD) memcpy(field, &n, sizeof n);
-    } else if (k->type == IMG_REAL3 || k->type == IMG_POS3) {
-        double d[3];
-        IMG_TRY(img_read3(rd, k, v, d, f->value));
-        memcpy(field, d, sizeof d);
-    } else if (k->type == IMG_REAL) {
-        double d = 0;
-        if (v->type != TR_JSON_NUM || tr_json_num(rd->json, v, &d) != TR_OK || !(d > 0 && d < 1e6))
-            return img_bad_value(rd, v, k->path, "a positive number");
-        memcpy(field, &d, sizeof d);
-    } else {
-        IMG_TRY(img_read_int(rd, k, v, &n));
-        memcpy(&old, field, sizeof old);
-        if (old && old != n)
-            return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: key \"%s\" is %lld, and another "
-                           "key says %lld", rd->json->name, v->line, k->path, (long long)n,
-                           (long long)old);
-        memcpy(field, &n, sizeof n);
-    }
+    if (k->cls == IMG_INERT || !rd->seen[i]) return TR_OK;
+    if (group != (v->type == TR_JSON_OBJECT))
+        return img_bad_value(rd, v, k->path, group ? "an object" : "no object");
+    if (group) return TR_OK;
+    if (k->cls >= IMG_ONLY || k->type == IMG_WORD) IMG_TRY(img_read_word(rd, k, v));
+    else if (three) IMG_TRY(img_read_real3(rd, k, v, f->value));
+    else if (k->type == IMG_REAL) IMG_TRY(img_read_real(rd, k, v));
+    else IMG_TRY(img_read_int(rd, k, v));
     snprintf(f->key, sizeof f->key, "%s", k->path);
-    if (v->type != TR_JSON_ARRAY) snprintf(f->value, sizeof f->value, "%s", s);
-    p->n_facts++;
+    if (v->type != TR_JSON_ARRAY)
+        snprintf(f->value, sizeof f->value, "%s", tr_json_str(rd->json, v));
+    rd->p->n_facts++;
     return TR_OK;
 }
 
@@ -1492,22 +1540,15 @@ static inline tr_status img_check_missing(const img_reader *rd)
     return TR_OK;
 }
 
-/* The value of every byte. Kimi computes in binary64 and rounds to binary32 after each step, in
- * place; transformers rounds mean and std to binary32 first, and divides. */
-static inline void img_normalise(img_proc *p)
+/* value[v] = (v rescale - mean) / std as transformers rounds it (rescale, then normalize): the
+ * product in binary64 and then stored in binary32, the rest in binary32. */
+static inline void img_qwen_normalize(float value[256], double rescale, double mean, double std)
 {
-    for (int c = 0; c < 3; c++)
-        for (int v = 0; v < 256; v++) {
-            float x = p->family == IMG_KIMI ? (float)(v / 255.0) : (float)(v * p->rescale);
-            if (p->family == IMG_KIMI) {
-                x = (float)((double)x - p->mean[c]);
-                x = (float)((double)x * (1.0 / p->std[c]));
-            } else {
-                x = x - (float)p->mean[c];
-                x = x / (float)p->std[c];
-            }
-            p->value[c][v] = x;
-        }
+    for (int v = 0; v < 256; v++) {
+        float x = (float)(v * rescale);
+        x = x - (float)mean;
+        value[v] = x / (float)std;
+    }
 }
 
 /* What absence means, for optional rows that were not there. */
@@ -1568,7 +1609,9 @@ static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *nam
         memset(p, 0, sizeof *p);
         return s;
     }
-    img_normalise(p);
+    for (int c = 0; c < 3; c++)
+        if (p->family == IMG_KIMI) tr_image_normalize(p->value[c], p->mean[c], p->std[c]);
+        else img_qwen_normalize(p->value[c], p->rescale, p->mean[c], p->std[c]);
     tr_sha256_init(&hash);
     tr_sha256_update(&hash, text, n);
     tr_sha256_hex(&hash, p->sha256);
@@ -1581,24 +1624,14 @@ static inline tr_status img_proc_load(tr_ctx *ctx, img_proc *p, const char *dir,
 {
     size_t n = strlen(dir);
     int is_file = n > 5 && !strcmp(dir + n - 5, ".json");
-    char path[4096], *text;
-    void *q;
-    FILE *f;
-    tr_status s = TR_OK;
+    char path[4096];
+    void *text;
     memset(p, 0, sizeof *p);
     if (snprintf(path, sizeof path, is_file ? "%s" : "%s/preprocessor_config.json", dir) >= 4096)
         return tr_fail(ctx, TR_ERR_ARG, "%.40s..: the name is too long", dir);
-    f = fopen(path, "rb");
-    if (!f) return tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
-    s = tr_alloc(ctx, &q, (size_t)1 << 20);
-    text = (char *)q;
-    n = s == TR_OK ? fread(text, 1, (size_t)1 << 20, f) : 0;
-    if (s == TR_OK && (ferror(f) || n == (size_t)1 << 20))
-        s = tr_fail(ctx, TR_ERR_IO, "%s: %s", path,
-                    ferror(f) ? "cannot be read" : "a megabyte and more is no processor");
-    fclose(f);
-    if (s == TR_OK) s = img_proc_parse(ctx, p, path, text, n, accept, n_accept);
-    tr_free(ctx, q);
+    IMG_TRY(img_read_file(ctx, path, (size_t)1 << 20, &text, &n));
+    tr_status s = img_proc_parse(ctx, p, path, (const char *)text, n, accept, n_accept);
+    tr_free(ctx, text);
     return s;
 }
 

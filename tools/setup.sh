@@ -1,23 +1,24 @@
 #!/bin/sh
-# Installs a C compiler, make and stb_image's headers if they are missing; where there is no apt,
-# says what to install.
-compiles() {                                # compiles: a program from stdin
+# Installs a C compiler, make, stb_image's headers and libjpeg if they are missing; where there is no
+# apt, says what to install.
+compiles() {                                # compiles LIBRARY...: a program from stdin
     t=$(mktemp -d)
     cat > "$t/a.c"
-    ${CC:-cc} -std=c11 -o "$t/a" "$t/a.c" -lm 2>/dev/null
+    ${CC:-cc} -std=c11 -o "$t/a" "$t/a.c" "$@" -lm 2>/dev/null
     code=$?
     rm -rf "$t"
     return $code
 }
 works()     { printf '#include <math.h>\n#include <stdio.h>\nint main(void) { return 0; }\n' | compiles; }
 has_stb()   { printf '#include <stb/stb_image.h>\n#include <stb/stb_image_write.h>\nint main(void) { return 0; }\n' | compiles; }
-if works && has_stb && command -v make >/dev/null; then
-    echo "setup: a C11 compiler, make and stb_image are here, nothing to install"
+has_jpeg()  { printf '#include <stdio.h>\n#include <jpeglib.h>\nint main(void) { struct jpeg_error_mgr e; return !jpeg_std_error(&e); }\n' | compiles -ljpeg; }
+if works && has_stb && has_jpeg && command -v make >/dev/null; then
+    echo "setup: a C11 compiler, make, stb_image and libjpeg are here, nothing to install"
     exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-    echo "setup: please install a C11 compiler (gcc or clang) with its C library, GNU make, and the" \
-         "headers stb/stb_image.h and stb/stb_image_write.h" >&2
+    echo "setup: please install a C11 compiler (gcc or clang) with its C library, GNU make, the" \
+         "headers stb/stb_image.h and stb/stb_image_write.h, and libjpeg-turbo with jpeglib.h" >&2
     exit 1
 fi
 sudo=
@@ -25,6 +26,8 @@ sudo=
 set --
 works && command -v make >/dev/null || set -- gcc libc6-dev make
 has_stb || set -- "$@" libstb-dev
+has_jpeg || set -- "$@" libjpeg-dev
 $sudo apt-get update -qq && $sudo apt-get install -y -qq --no-install-recommends "$@"
 works || { echo "setup: ${CC:-cc} still cannot compile a program" >&2; exit 1; }
 has_stb || { echo "setup: ${CC:-cc} still does not find stb/stb_image.h" >&2; exit 1; }
+has_jpeg || { echo "setup: ${CC:-cc} still does not find jpeglib.h or libjpeg" >&2; exit 1; }

@@ -3107,7 +3107,7 @@ static void image_meta(image_job *j)
     meta_add(a, m, "version", TR_VERSION);
     meta_add(a, m, "file_sha256", j->m.sha256);
     meta_add(a, m, "format", j->m.format);
-    meta_add(a, m, "mode", j->m.stored);
+    meta_add(a, m, "mode", img_mode_name(j->m.mode));
     meta_add(a, m, "width", decimal(a, g->w));
     meta_add(a, m, "height", decimal(a, g->h));
     meta_add(a, m, "new_width", decimal(a, g->nw));
@@ -3116,7 +3116,7 @@ static void image_meta(image_job *j)
     meta_add(a, m, "pad_height", decimal(a, g->ph));
     meta_add(a, m, "num_tokens", decimal(a, g->tokens));
     meta_add(a, m, "pillow", decimal(a, j->x.order));
-    meta_add(a, m, "decoder", strcmp(j->m.format, "JPEG") ? "exact" : "stb_image");
+    meta_add(a, m, "decoder", strcmp(j->m.format, "JPEG") ? "exact" : "libjpeg");
     meta_add(a, m, "resample", img_kernel_get(j->proc.filter)->name);
     meta_add(a, m, "processor", img_family_name(j->proc.family));
     meta_add(a, m, "processor_sha256", j->proc.sha256);
@@ -3217,8 +3217,8 @@ static void image_print(const image_job *j, const char *path)
 {
     const img_grid *g = &j->x.grid;
     const img_proc *p = &j->proc;
-    printf("%s: %s, mode %s, %lld x %lld\n\n", path, j->m.format, j->m.stored, (long long)g->w,
-           (long long)g->h);
+    printf("%s: %s, mode %s, %lld x %lld\n\n", path, j->m.format, img_mode_name(j->m.mode),
+           (long long)g->w, (long long)g->h);
     if (g->nw == g->w && g->nh == g->h) printf("  resized   not\n");
     else printf("  resized   %lld x %lld, %s of Pillow %d\n", (long long)g->nw, (long long)g->nh,
                 img_kernel_get(p->filter)->name, (int)j->x.order);

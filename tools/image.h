@@ -15,7 +15,7 @@
  *     {mode}    what a pixel is           {resize}  Pillow's resize, in fixed point
  *     {file}    bytes of a file           {key}     preprocessor_config.json, in four classes
  *     {png}     chunks, filters, depths   {size}    the size rules
- *     {jpeg}    libjpeg, held in          {pixels}  fill, pad, normalise, cut into patches
+ *     {jpeg}    libjpeg and its warnings  {pixels}  fill, pad, normalise, cut into patches
  *
  * The inflater is stb_image's (Debian: libstb-dev), the JPEG decoder libjpeg-turbo (libjpeg-dev,
  * linked with -ljpeg). A program includes this once, after trillion.h with its implementation. What
@@ -634,7 +634,7 @@ static void img_jpeg_exit(j_common_ptr z)
     longjmp(j->escape, 1);
 }
 
-/* A warning (level < 0) or a trace. */
+/* A warning (level < 0) or a trace. What is told of data that is not there ends the decoding. */
 static void img_jpeg_message(j_common_ptr z, int level)
 {
     img_jpeg *j = (img_jpeg *)z->client_data;
@@ -717,7 +717,7 @@ static inline tr_status img_jpeg_begin(tr_ctx *ctx, img_jpeg *j, const char *nam
         int64_t blocks = (int64_t)k->width_in_blocks * k->height_in_blocks;
         if (blocks > most) most = blocks;
     }
-    /* In Huffman's code a block takes a bit at least. */
+    /* In Huffman's code the mean of a block takes a bit at least. */
     if (!z->arith_code && (uint64_t)most / 8 > j->n)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: %lld x %lld pixels cannot be in %llu bytes", name,
                        (long long)w, (long long)h, (unsigned long long)j->n);

@@ -319,6 +319,22 @@ static void jpeg_kinds(void)
     CHECK(tr_ctx_bytes(ctx) == 0);
 }
 
+/* Ink that is really shrunk: Pillow's resize of four channels, then its convert("RGB"). */
+static void ink_shrinks(void)
+{
+    img_proc p;
+    img_pixels x;
+    img m;
+    kimi_proc(&p, "6");
+    if (img_load(ctx, &m, in_root("files/jpeg_cmyk.jpg"), IMG_MAX_PIXELS) != TR_OK) stop("ink");
+    CHECK_OK(ctx, img_process(ctx, &p, &m, IMG_PILLOW_12, &x));
+    CHECK(x.grid.nw == 39 && x.grid.nh == 39);
+    hash_is(x.resized, (size_t)(x.grid.nw * x.grid.nh * 3),
+            "09a0e31332b90873ac2f63e3966004f001e1c1b48948a8f98e28e45078f27347", "ink");
+    img_pixels_free(ctx, &x);
+    img_free(ctx, &m);
+}
+
 /* ---- sizes */
 
 static int64_t int_of(const tr_json *j, const char *key)
@@ -716,26 +732,41 @@ static void jpeg_cut(void)
     img_free(ctx, &m);
 }
 
-/* Where marker FFxx begins in a file; 0: nowhere. */
+/* Where marker FFxx begins in a file. */
 static size_t marker_at(const uint8_t *b, size_t n, int marker)
 {
     for (size_t i = 2; i + 1 < n; i++)
         if (b[i] == 0xff && b[i + 1] == marker) return i;
+    stop("a marker");
     return 0;
 }
 
 /* Damage that a decoder could paint over, and headers that claim too much. */
 static void jpeg_damaged(void)
 {
+    static const struct {
+        const char *file;
+        int marker, ahead;                  /* the damage begins so many bytes after that marker */
+        const char *bytes, *words;
+    } row[] = {
+        { "files/jpeg_restart.jpg", 0xd1, 0, "\xff\xd5", "marker 0xd5" },
+        { "files/jpeg_restart.jpg", 0xd1, 0, "\xff\xd9", "Corrupt" },
+        { "files/jpeg_444.jpg", 0xda, 99, "\xff\xd9", "premature end" },
+        { "files/jpeg_progressive_444.jpg", 0xda, 99, "\xff\0\xff\0\xff\0\xff\0", "Huffman code" },
+        { "files/jpeg_7x9.jpg", 0xd9, 0, "\xff\xfe", "end" },
+    };
     static uint8_t b[1 << 16];
-    size_t n = file_read("files/jpeg_restart.jpg", b, sizeof b), at, peak;
+    size_t n, at, peak;
     img m;
-    at = marker_at(b, n, 0xd1);                     /* the second restart marker becomes the end */
-    if (!at) stop("a restart marker");
-    b[at + 1] = 0xd9;
-    CHECK_FAILS(ctx, TR_ERR_FORMAT, "x Corrupt", img_decode(ctx, &m, "x", b, n, IMG_MAX_PIXELS));
-    CHECK(!m.px);
-
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        n = file_read(row[i].file, b, sizeof b);
+        at = marker_at(b, n, row[i].marker) + (size_t)row[i].ahead;
+        memcpy(b + at, row[i].bytes, row[i].bytes[1] ? 2 : 8);
+        if (row[i].marker == 0xd9) memcpy(b + n, "\0\2", 2);        /* an empty comment instead */
+        n += row[i].marker == 0xd9 ? 2 : 0;
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, "x: JPEG", img_decode(ctx, &m, "x", b, n, IMG_MAX_PIXELS));
+        CHECK(!m.px && strstr(tr_err_last(ctx), row[i].words) != NULL);
+    }
     n = file_read("files/jpeg_420.jpg", b, sizeof b);
     at = marker_at(b, n, 0xc0);                     /* height and width of the frame */
     memcpy(b + at + 5, "\x27\x10\x27\x10", 4);
@@ -896,6 +927,7 @@ int main(int argc, char **argv)
     TEST(files_png);
     TEST(files_jpeg);
     TEST(jpeg_kinds);
+    TEST(ink_shrinks);
     TEST(warnings);
     TEST(normalized);
     TEST(sizes_kimi);

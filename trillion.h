@@ -486,6 +486,12 @@ typedef void (*tr_par_fn)(void *user, int64_t begin, int64_t end);
 TR_API void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user);
 TR_API int  tr_par_threads(const tr_ctx *ctx);
 
+/* Part `part` of n things dealt to `parts` in order: [begin, end), floor(n part / parts) to
+ * floor(n (part + 1) / parts). Sizes differ by one at most, and the last part is no smaller than
+ * any other: if there is one thing, it has it. */
+typedef struct tr_range { int64_t begin, end; } tr_range;
+TR_API tr_range tr_range_of(int64_t n, int64_t parts, int64_t part);
+
 TR_API uint64_t tr_rng_u64   (uint64_t seed, uint64_t stream, uint64_t i);
 TR_API double   tr_rng_unit  (uint64_t seed, uint64_t stream, uint64_t i);  /* [0, 1), 53 bits */
 TR_API double   tr_rng_normal(uint64_t seed, uint64_t stream, uint64_t i);  /* sum of twelve - 6 */
@@ -976,6 +982,10 @@ typedef struct tr_ops {
     void       *user;           /* handed to every entry */
     int         dry;            /* data pointers are NULL; entries must not follow them */
     TR_OPS_LIST(TRI_FIELD)
+    /* Entries may leave what they compute in parts, or elsewhere: on other ranks, on a device.
+     * Before the engine looks at a value itself, for a tap or a check, it asks for the whole of it
+     * by this. NULL: what an entry returned is all there. */
+    tr_status (*whole)(void *user, tr_ctx *ctx, tr_view x);
 } tr_ops;
 #undef TRI_FIELD
 
@@ -1386,6 +1396,8 @@ TR_API const tr_profile *tr_profile_find(const char *name);     /* NULL: unknown
 typedef struct tr_model_opts {
     int64_t first, layers;      /* open layers [first, first + layers); layers 0: to the end */
     int     lenient;            /* trailing bytes and holes in shards are warnings */
+    int64_t part, parts;        /* of every matrix that part of `parts` of its rows; 0, 0: all */
+    const unsigned char *held;  /* [layers of the model, E]: 0 leaves an expert out; NULL: all */
     tr_config_opts config;
 } tr_model_opts;
 
@@ -1409,12 +1421,17 @@ typedef struct tr_model {
     tr_layer  *layer;                               /* [layers] */
     tr_layer  *vit;                                 /* [vit_layers] blocks of the vision tower */
     int        dry;                                 /* from a config alone: nothing to read */
+    int64_t    part, parts;                         /* of the rows of matrices; 0, 0: all */
+    const unsigned char *held;                      /* while it is being opened */
+    size_t     bytes;                               /* of tensors in the open part, as stored */
     void      *vectors;  size_t vector_bytes;       /* the widened vectors, owned */
 } tr_model;
 
 /* Opens, checks and binds DIR. Reads headers and small vectors; large weights stay in place.
  * opts may be NULL: all layers. On failure *out is NULL, and the message names file, tensor or
- * key. A model may serve several runs, one after another; it must outlive them. */
+ * key. A model may serve several runs, one after another; it must outlive them. With parts or
+ * experts left out, a forward needs a table of operators that knows who has the rest: its matrices
+ * are bands (tr_weight.row0, rows), and an expert that is not held has format NULL. */
 TR_API tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir,
                                const tr_model_opts *opts);
 /* A model without weights, for plans. Takes c over, also on failure. */
@@ -1443,6 +1460,7 @@ typedef struct tr_run_opts {
     int64_t max_patches;        /* of an image; 0: the run takes no images (tr_run_opts_images) */
     int64_t max_images;         /* in all prompts together */
     int64_t image_rows;         /* that they fill in these */
+    int     idle;               /* calls without tokens go through all layers: others may wait */
 } tr_run_opts;
 /* exact, one sequence, 64 tokens a call, capacity 1024, last logits, no images. */
 TR_API tr_run_opts tr_run_opts_default(void);
@@ -1451,6 +1469,8 @@ typedef struct tr_images {
     tr_view pixels;             /* F32 [patches, 3, P, P]: image after image; frame, row, column */
     const int64_t *grid;        /* [n, 3]: frames, rows, columns of patches */
     int64_t n;
+    int64_t first, patch, patches;      /* if these are some of more: number of the first one and
+                                           of its first patch, patches of all; else 0 */
 } tr_images;
 
 typedef struct tr_place {       /* where an image's rows belong */
@@ -3640,6 +3660,14 @@ tr_status tr_quantize(tr_ctx *ctx, const tr_qformat *f, void *q, void *s, const 
 
 int tr_par_threads(const tr_ctx *ctx) { return tri_threads(&ctx->opts); }
 
+tr_range tr_range_of(int64_t n, int64_t parts, int64_t part)
+{
+    tr_range r;             /* n part / parts without overflow */
+    r.begin = n / parts * part + n % parts * part / parts;
+    r.end = n / parts * (part + 1) + n % parts * (part + 1) / parts;
+    return r;
+}
+
 void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user)
 {
     int64_t pieces = tr_par_threads(ctx), most = n / (grain > 0 ? grain : 1);
@@ -3653,10 +3681,10 @@ void tr_par_for(tr_ctx *ctx, int64_t n, int64_t grain, tr_par_fn fn, void *user)
     }
 #if defined(_OPENMP) && !TR_NO_OPENMP
 #pragma omp parallel for num_threads((int)pieces) schedule(static, 1)
-    for (int64_t i = 0; i < pieces; i++) {  /* n i / pieces without overflow */
+    for (int64_t i = 0; i < pieces; i++) {
+        tr_range r = tr_range_of(n, pieces, i);
         tri_fpenv env = tri_os_fp_begin();
-        fn(user, n / pieces * i + n % pieces * i / pieces,
-           n / pieces * (i + 1) + n % pieces * (i + 1) / pieces);
+        fn(user, r.begin, r.end);
         tri_os_fp_end(env);
     }
 #endif
@@ -10360,6 +10388,7 @@ void tr_mark_free(tr_state *s, tr_mark *m)
 typedef struct tri_binder {
     tr_model *m;
     size_t    vector_at;                /* bytes of m->vectors given out */
+    size_t    bytes;                    /* of tensors bound, as stored */
     int64_t   missing, optional, optional_here;
     int64_t   tails;                    /* padded tensors whose unused rest is not zero */
     int64_t   left_out;                 /* optional ones that are not here */
@@ -10490,6 +10519,7 @@ static tr_status tri_bind_vector(tri_binder *b, tr_ctx *ctx, const tr_expected *
     ly->vec_f32[id] = padded ? tr_view1(z, TR_F32, n) : tri_squeeze(z, TR_F32, e);
     ly->spec[id] = e->spec;
     if (!y) return TR_OK;
+    b->bytes += q->bytes;
     for (int64_t i = 0; i < n; i++) {
         y[i] = tr_get_f64(q->view.data, q->view.dtype, i);
         z[i] = (float)y[i];
@@ -10505,6 +10535,35 @@ static tr_status tri_bind_vector(tri_binder *b, tr_ctx *ctx, const tr_expected *
     return TR_OK;
 }
 
+/* Rows of a matrix that stand and fall together: those of a head, or of a group of heads that read
+ * the same keys, so that whatever splits them all splits the heads. */
+static int64_t tri_rows_together(const tr_config *c, const tr_layer *ly, tr_weight_id id)
+{
+    int kda = ly->kind.mixer == TR_MIXER_KDA, gqa = ly->kind.mixer == TR_MIXER_GQA;
+    switch (id) {
+    case TR_W_Q:    return kda ? c->kda_dim : gqa ? c->head_dim * (c->heads / c->kv_heads)
+                                                  : c->nope + c->rope;
+    case TR_W_K:
+    case TR_W_V:    return kda ? c->kda_dim : c->head_dim;
+    case TR_W_G:    return kda ? c->kda_dim : c->v_dim;
+    case TR_W_F_B:  return c->kda_dim;
+    case TR_W_Q_B:  return c->nope + c->rope;
+    case TR_W_KV_B: return c->nope + c->v_dim;
+    default:        return 1;
+    }
+}
+
+/* The rows of w that this part of the model has. Tables of positions are read by all. */
+static tr_weight tri_part_rows(const tr_model *m, const tr_layer *ly, tr_weight_id id,
+                               const tr_weight *w)
+{
+    int64_t unit = tri_rows_together(&m->cfg, ly, id);
+    tr_range r;
+    if (!m->parts || id == TR_W_VIT_POS) return *w;
+    r = tr_range_of(w->rows / unit, m->parts, m->part);
+    return tr_weight_rows(w, r.begin * unit, (r.end - r.begin) * unit);
+}
+
 /* What has more than two dimensions is a matrix of its first by all others. */
 static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *e, tr_layer *ly,
                                  const tr_qformat *f, const tr_st_entry *q, const tr_st_entry *s)
@@ -10512,6 +10571,7 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
     int id = (int)e->spec->id;
     tr_weight *w = &ly->w[id];
     const tr_config *c = &b->m->cfg;
+    size_t all = (q ? q->bytes : 0) + (s ? s->bytes : 0);
     if (e->spec->where == TR_AT_EXPERT) {
         tr_weight **list = &ly->expert[id - TR_W_EXPERT_GATE];
         if (!*list) {
@@ -10522,9 +10582,14 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
         w = &(*list)[e->expert];
     }
     ly->spec[id] = e->spec;
-    return tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
-                        s ? s->view.data : NULL, e->shape[0], e->params / e->shape[0],
-                        c->block_rows, c->block_cols);
+    if (e->expert >= 0 && b->m->held && !b->m->held[e->layer * c->experts + e->expert])
+        return TR_OK;
+    TRI_TRY(tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
+                         s ? s->view.data : NULL, e->shape[0], e->params / e->shape[0],
+                         c->block_rows, c->block_cols));
+    if (e->expert < 0) *w = tri_part_rows(b->m, ly, e->spec->id, w);
+    b->bytes += (size_t)((double)all * (double)w->rows / (double)e->shape[0]);
+    return TR_OK;
 }
 
 /* Called for every tensor that the config asks for. */
@@ -10620,6 +10685,7 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
     memset(&b, 0, sizeof b);
     b.m = m;
     TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
+    m->bytes = b.bytes;
     if (b.tails)
         tr_warn(ctx, "%s: padded tensors that are not zero past their last head: %lld (first: %s); "
                 "the rest is never used", m->shards.dir, (long long)b.tails, b.first_tail);
@@ -10640,6 +10706,14 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
     s = tr_config_load(ctx, &m->cfg, dir, opts ? &opts->config : NULL);
     m->layers = m->cfg.layers;
     if (s == TR_OK && opts) {
+        m->part = opts->part;
+        m->parts = opts->parts;
+        m->held = opts->held;
+        if (m->parts && (m->part < 0 || m->part >= m->parts))
+            s = tr_fail(ctx, TR_ERR_RANGE, "part %lld of %lld was asked for", (long long)m->part,
+                        (long long)m->parts);
+    }
+    if (s == TR_OK && opts) {
         m->first = opts->first;
         m->layers = opts->layers ? opts->layers : m->cfg.layers - m->first;
         if (m->first < 0 || m->layers < 1 || m->first > m->cfg.layers - m->layers)
@@ -10649,6 +10723,7 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
     }
     if (s == TR_OK) s = tr_shards_open(ctx, &m->shards, dir, opts ? opts->lenient : 0);
     if (s == TR_OK) s = tri_model_bind(ctx, m);
+    m->held = NULL;
     tri_os_fp_end(env);
     if (s != TR_OK) tr_model_close(m);
     else *out = m;
@@ -10772,10 +10847,16 @@ static int tri_wanted(const tr_run *r, const char *name, tri_tap_class cls)
     return 0;
 }
 
+static tr_status tri_whole(tr_run *r, tr_view x)
+{
+    return r->ops.whole ? r->ops.whole(r->ops.user, r->ctx, x) : TR_OK;
+}
+
 static tr_status tri_tap_as(tr_run *r, const char *name, tr_view x, tr_tap_kind kind, int64_t seq)
 {
     tr_tap t;
     if (r->ops.dry) return TR_OK;
+    TRI_TRY(tri_whole(r, x));
     t.name = name;
     t.x = x;
     t.kind = kind;
@@ -10836,6 +10917,7 @@ static tr_status tri_check_finite(tr_run *r, const char *suffix, tr_view x)
     char name[256];
     int64_t row, d, seq, pos;
     double v;
+    TRI_TRY(tri_whole(r, x));
     if (!tri_find_not_finite(r, x, &row, &d, &v)) return TR_OK;
     tri_full_name(r, name, suffix);
     tri_locate(r, row, &seq, &pos);
@@ -11341,14 +11423,15 @@ static tr_status tri_router(tr_run *r, tr_layer *ly, tr_view ids, tr_view weight
     return TR_OK;
 }
 
-/* Every expert that a token chose must be sound before it is used. */
+/* Every expert that a token chose must be sound before it is used; who computes one that is not
+ * held here looks at it there. */
 static tr_status tri_check_experts(tr_run *r, tr_layer *ly, tr_view offset)
 {
     const int32_t *at = (const int32_t *)offset.data;
     if (r->ops.dry) return TR_OK;
     for (int64_t e = 0; e < r->model->cfg.experts; e++)
         for (int k = 0; at[e] < at[e + 1] && k < 3; k++)
-            TRI_TRY(tri_check_weight(r, &ly->expert[k][e]));
+            if (ly->expert[k][e].format) TRI_TRY(tri_check_weight(r, &ly->expert[k][e]));
     return TR_OK;
 }
 
@@ -11633,7 +11716,8 @@ tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const tr_confi
 /* One image on its way through the tower. */
 typedef struct tri_sight {
     int64_t image, t, h, w, N;          /* its number, grid and patches */
-    int64_t at, patches;                /* its first patch among those of all images */
+    int64_t at;                         /* its first patch in the pixels given */
+    int64_t tap_at, patches;            /* and among those of all images */
 } tri_sight;
 
 /* Name of a module from its weight's: the block's number put in, ".weight" left out. */
@@ -11656,6 +11740,7 @@ static tr_status tri_vit_tap(tr_run *r, const char *name, tr_view x, int64_t row
 {
     tr_tap t;
     if (r->ops.dry || !tri_wanted(r, name, cls)) return TR_OK;
+    TRI_TRY(tri_whole(r, x));
     memset(&t, 0, sizeof t);
     t.name = name;
     t.x = x;
@@ -11673,13 +11758,14 @@ static tr_status tri_vit_tap_in(tr_run *r, const tri_sight *z, const char *part,
     char name[256];
     snprintf(name, sizeof name, "vision_tower.encoder.blocks.%lld%s", (long long)r->block->index,
              part);
-    return tri_vit_tap(r, name, x, z->at, z->patches, cls);
+    return tri_vit_tap(r, name, x, z->tap_at, z->patches, cls);
 }
 
 static tr_status tri_vit_finite(tr_run *r, const tri_sight *z, const char *name, tr_view x)
 {
     int64_t row, d;
     double v;
+    TRI_TRY(tri_whole(r, x));
     if (!tri_find_not_finite(r, x, &row, &d, &v)) return TR_OK;
     return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "%s: image %lld, row %lld, element %lld is %g", name,
                    (long long)z->image, (long long)row, (long long)d, v);
@@ -11729,7 +11815,7 @@ static tr_status tri_vit_embed(tr_run *r, const tri_sight *z, const tr_images *i
     }
     TRI_TRY(tri_vit_finite(r, z, "pixel_values", x));
     TRI_TRY(tri_vit_linear(r, top, TR_W_VIT_PATCH, h, x));
-    TRI_TRY(tri_vit_tap(r, proj, h, z->at, z->patches, TRI_TAP_FINE));
+    TRI_TRY(tri_vit_tap(r, proj, h, z->tap_at, z->patches, TRI_TAP_FINE));
     r->doing = top->spec[TR_W_VIT_POS]->name;
     a.y = pos;
     a.table = &top->w[TR_W_VIT_POS];
@@ -11741,7 +11827,7 @@ static tr_status tri_vit_embed(tr_run *r, const tri_sight *z, const tr_images *i
     TRI_TRY(tri_vit_in(r, r->doing, r->ops.pos(r->ops.user, r->ctx, &a)));
     TRI_TRY(tri_add(r, h, h, pos));
     tr_arena_rewind(&r->arena, mark);
-    return tri_vit_tap(r, "vision_tower.patch_embed", h, z->at, z->patches, TRI_TAP_FINE);
+    return tri_vit_tap(r, "vision_tower.patch_embed", h, z->tap_at, z->patches, TRI_TAP_FINE);
 }
 
 /* Column, row of every patch: its positions for the rotation. */
@@ -11888,7 +11974,7 @@ static tr_status tri_vit_image(tr_run *r, const tri_sight *z, const tr_images *i
     for (int64_t l = 0; l < c->vit_layers; l++)
         TRI_TRY(tri_vit_block(r, &r->model->vit[l], z, h, x, pos));
     TRI_TRY(tri_vit_norm(r, &r->model->top, TR_W_VIT_NORM, h, h, c->vit_eps));
-    TRI_TRY(tri_vit_tap(r, "vision_tower.encoder.final_layernorm", h, z->at, z->patches,
+    TRI_TRY(tri_vit_tap(r, "vision_tower.encoder.final_layernorm", h, z->tap_at, z->patches,
                         TRI_TAP_FINE));
     TRI_TRY(tri_vit_project(r, z, y, h));
     tr_arena_rewind(&r->arena, mark);
@@ -11900,16 +11986,19 @@ static tr_status tri_vit_images(tr_run *r, const tr_images *im)
     int64_t row = 0;
     tri_sight z;
     memset(&z, 0, sizeof z);
-    z.patches = im->pixels.shape[0];
+    z.patches = im->patches ? im->patches : im->pixels.shape[0];
+    z.tap_at = im->patch;
     r->layer = NULL;
-    for (; z.image < im->n; z.image++) {
-        int64_t n = tr_image_rows(&r->model->cfg, im, z.image);
-        z.t = im->grid[3 * z.image];
-        z.h = im->grid[3 * z.image + 1];
-        z.w = im->grid[3 * z.image + 2];
+    for (int64_t i = 0; i < im->n; i++) {
+        int64_t n = tr_image_rows(&r->model->cfg, im, i);
+        z.image = im->first + i;
+        z.t = im->grid[3 * i];
+        z.h = im->grid[3 * i + 1];
+        z.w = im->grid[3 * i + 2];
         z.N = z.t * z.h * z.w;
         TRI_TRY(tri_vit_image(r, &z, im, tr_view_slice(r->features, 0, row, n)));
         z.at += z.N;
+        z.tap_at += z.N;
         row += n;
     }
     return TR_OK;
@@ -12095,6 +12184,7 @@ static tr_status tri_head(tr_run *r)
     a.bias = tr_view_none();
     TRI_TRY(tri_in(r, "lm_head", tri_check_weight(r, head)));
     TRI_TRY(tri_in(r, "lm_head", tri_head_rows(r, &a, r->x)));
+    TRI_TRY(tri_in(r, "lm_head", tri_whole(r, r->logits)));
     if (!tri_wanted(r, "logits", TRI_TAP_MAIN) || r->opts.logits != TR_LOGITS_ALL) return TR_OK;
     return tri_tap_as(r, "logits", a.y, TR_TAP_ROWS, -1);
 }
@@ -12319,7 +12409,8 @@ static tr_status tri_check_batch(tr_run *r, const tr_batch *b, int64_t *N)
                            TRI_S(b->T[s]), (long long)r->state.len[s], (long long)r->opts.capacity);
         *N += b->T[s];
     }
-    if (*N == 0) return tr_fail(ctx, TR_ERR_ARG, "the batch holds no tokens");
+    if (*N == 0 && !r->opts.idle)
+        return tr_fail(ctx, TR_ERR_ARG, "the batch holds no tokens");
     if (*N > r->opts.max_tokens)
         return tr_fail(ctx, TR_ERR_ARG, "%lld tokens in one call; the run was made for %lld",
                        (long long)*N, (long long)r->opts.max_tokens);

@@ -8,6 +8,7 @@
  * first answers come out. (The weights of this small Kimi K3 are random; so are the answers.) */
 
 #define TRILLION_IMPLEMENTATION
+#include <string.h>
 #include "trillion.h"
 
 #define DIR "tests/golden/kimi_k3/multimodal"
@@ -38,6 +39,7 @@ static int example(tr_ctx *ctx, tr_model *m, const tr_st *f)
     tr_batch b;
     tr_run *r;
     tr_run_opts o = tr_run_opts_default();
+    memset(&im, 0, sizeof im);
     im.pixels = tr_st_find(f, "pixel_values")->view;
     im.grid = (const int64_t *)tr_st_find(f, "grid_thws")->view.data;
     im.n = tr_st_find(f, "grid_thws")->view.shape[0];

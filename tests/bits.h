@@ -113,7 +113,7 @@ static inline tr_images bits_pictures(const tr_config *cfg, int64_t first, int64
     int64_t P = cfg->vit_patch, patches = 0;
     int32_t media = (int32_t)cfg->media.v[0];
     tr_images im;
-    im.n = 0;
+    memset(&im, 0, sizeof im);
     im.grid = grid;
     for (int64_t p = first; p < first + B; ids += bits_length[p++]) {
         for (int64_t t = 0; t < bits_length[p]; t++) ids[t] -= ids[t] == media;

@@ -756,6 +756,7 @@ static tr_images images_read(app *a, const char *path)
     const tr_st_entry *pixels, *grids;
     tr_images im;
     char s[96];
+    memset(&im, 0, sizeof im);
     must(a, tr_st_open(a->ctx, f, path, 0));
     pixels = tr_st_find(f, "pixel_values");
     grids = tr_st_find(f, "grid_thws");

@@ -422,6 +422,8 @@ struct tr_weight {
     int64_t  s_stride;          /* scales from one row of blocks to the next */
     int64_t  block_rows, block_cols;
     int64_t  row0;              /* a band: its row r is row row0 + r of what q and s point to */
+    int64_t  unit;              /* rows that stand together, a head's: bands of a model opened in
+                                   part begin and end at multiples; 0: not such a band */
     int      finite;            /* set once every decoded value was seen to be finite */
 };
 
@@ -10559,9 +10561,12 @@ static tr_weight tri_part_rows(const tr_model *m, const tr_layer *ly, tr_weight_
 {
     int64_t unit = tri_rows_together(&m->cfg, ly, id);
     tr_range r;
+    tr_weight band;
     if (!m->parts || id == TR_W_VIT_POS) return *w;
     r = tr_range_of(w->rows / unit, m->parts, m->part);
-    return tr_weight_rows(w, r.begin * unit, (r.end - r.begin) * unit);
+    band = tr_weight_rows(w, r.begin * unit, (r.end - r.begin) * unit);
+    band.unit = unit;
+    return band;
 }
 
 /* What has more than two dimensions is a matrix of its first by all others. */

@@ -8,7 +8,6 @@
  * first answers come out. (The weights of this small Kimi K3 are random; so are the answers.) */
 
 #define TRILLION_IMPLEMENTATION
-#include <string.h>
 #include "trillion.h"
 
 #define DIR "tests/golden/kimi_k3/multimodal"

@@ -1022,6 +1022,7 @@ typedef struct tr_tap {
     int64_t         seq;        /* the one sequence x is of; -1: all of the batch */
     int             grows;      /* STATE: x has a row a token */
     int64_t         row, rows;  /* PATCHES */
+    int64_t         image;      /* PATCHES: its number */
 } tr_tap;
 
 /* tap and all it points to are the run's, and valid during the call. A failure ends the forward. */
@@ -1471,8 +1472,9 @@ typedef struct tr_images {
     tr_view pixels;             /* F32 [patches, 3, P, P]: image after image; frame, row, column */
     const int64_t *grid;        /* [n, 3]: frames, rows, columns of patches */
     int64_t n;
-    int64_t first, patch, patches;      /* if these are some of more: number of the first one and
-                                           of its first patch, patches of all; else 0 */
+    const int64_t *among;       /* [n, 2] if these are some of more: number of each among them, and
+                                   of its first patch; else NULL */
+    int64_t patches;            /* that all of them have */
 } tr_images;
 
 typedef struct tr_place {       /* where an image's rows belong */
@@ -1501,6 +1503,7 @@ typedef struct tr_run {         /* a model being run: state, workspace, options 
     int       empty;            /* the running sum was just pushed and holds nothing */
     const tr_layer *layer;      /* where it is, for names; NULL outside the layers */
     const tr_layer *block;      /* of the vision tower; NULL outside */
+    int64_t   image;            /* that the tower looks at */
     const char *doing;          /* the module being computed, after the layer's prefix */
     int32_t  *piece_ids;  int64_t *piece_T;         /* of tr_prefill */
     size_t    fixed_bytes;      /* of the arena: what lives between calls */
@@ -10869,7 +10872,7 @@ static tr_status tri_tap_as(tr_run *r, const char *name, tr_view x, tr_tap_kind 
     t.pos = r->state.len;
     t.seq = seq;
     t.grows = 0;
-    t.row = t.rows = 0;
+    t.row = t.rows = t.image = 0;
     return r->opts.tap(r->opts.tap_user, r->ctx, &t);
 }
 
@@ -11753,6 +11756,7 @@ static tr_status tri_vit_tap(tr_run *r, const char *name, tr_view x, int64_t row
     t.seq = -1;
     t.row = row;
     t.rows = rows;
+    t.image = r->image;
     return r->opts.tap(r->opts.tap_user, r->ctx, &t);
 }
 
@@ -11991,19 +11995,19 @@ static tr_status tri_vit_images(tr_run *r, const tr_images *im)
     int64_t row = 0;
     tri_sight z;
     memset(&z, 0, sizeof z);
-    z.patches = im->patches ? im->patches : im->pixels.shape[0];
-    z.tap_at = im->patch;
+    z.patches = im->among ? im->patches : im->pixels.shape[0];
     r->layer = NULL;
     for (int64_t i = 0; i < im->n; i++) {
         int64_t n = tr_image_rows(&r->model->cfg, im, i);
-        z.image = im->first + i;
+        z.image = im->among ? im->among[2 * i] : i;
+        z.tap_at = im->among ? im->among[2 * i + 1] : z.at;
+        r->image = z.image;
         z.t = im->grid[3 * i];
         z.h = im->grid[3 * i + 1];
         z.w = im->grid[3 * i + 2];
         z.N = z.t * z.h * z.w;
         TRI_TRY(tri_vit_image(r, &z, im, tr_view_slice(r->features, 0, row, n)));
         z.at += z.N;
-        z.tap_at += z.N;
         row += n;
     }
     return TR_OK;

@@ -275,3 +275,2677 @@ TR_API tr_run   *tr_mpi_run_part(const tr_mpi_run *r);              /* (here) th
 #endif
 
 #endif /* TRILLION_MPI_H */
+
+/* ==== Part two: implementation. Readers of the interface may stop here. ====================== */
+
+#if defined(TRILLION_MPI_IMPLEMENTATION) && !defined(TRILLION_MPI_IMPLEMENTED)
+#define TRILLION_MPI_IMPLEMENTED
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define TRI_MPI_TRY(call)                                   \
+    do {                                                    \
+        tr_status tri_s_ = (call);                          \
+        if (tri_s_ != TR_OK) return tri_s_;                 \
+    } while (0)
+
+/* ============================================================================
+ * 1. Ranks {mpi}
+ *
+ * A message between two ranks has a head: what it belongs to, and how long it is; short data rides
+ * in the head, longer data follows in segments. Both sides number the messages of a pair, and the
+ * number is the tag, so that what is posted first is matched first whatever is done in between.
+ *
+ *     wait:   until all are complete: let MPI move what it can; look for alarms;
+ *             half of the deadline gone: tell all whom we wait for; all of it: somebody is late
+ *
+ * Alarms have a tag of their own. FAIL carries a sentence and ends the receiver too. WAITS says
+ * for whom its sender waits: the late one is at the end of the chain. ALIVE starts clocks anew.
+ *
+ * Traps. A send is complete when its memory may be used again, not when it was received. Ranks that
+ * share cores must not spin: a waiter sleeps between looks. An error that MPI itself finds ends in
+ * a status only if the communicator's error handler is MPI_ERRORS_RETURN.
+ * ========================================================================= */
+
+enum {
+    TRI_MPI_HEAD = 4096,                    /* bytes of a head with what rides in it */
+    TRI_MPI_TAGS = 32000,                   /* MPI promises 32767 */
+    TRI_MPI_ALARM = 32001,
+    TRI_MPI_TEXT = 512,
+    TRI_MPI_STEP = 24
+};
+
+typedef struct tri_mpi_head {
+    uint64_t bytes;
+    int32_t  layer, kind;
+    char     step[TRI_MPI_STEP];
+} tri_mpi_head;
+
+#define TRI_MPI_INLINE (TRI_MPI_HEAD - sizeof(tri_mpi_head))
+
+typedef enum tri_mpi_alarm_kind { TRI_MPI_FAIL, TRI_MPI_WAITS, TRI_MPI_ALIVE } tri_mpi_alarm_kind;
+
+typedef struct tri_mpi_alarm {
+    int32_t kind, status;
+    int32_t waits_for, layer;
+    char    text[TRI_MPI_TEXT];             /* sentence; step */
+} tri_mpi_alarm;
+
+/* One message under way. */
+typedef struct tri_mpi_msg {
+    int      peer, tag, sends, begun, finished;
+    uint64_t bytes, done;                   /* of its data */
+    unsigned char *data;
+    int      layer;  tr_mpi_kind kind;  char step[TRI_MPI_STEP];
+    MPI_Request req;
+    unsigned char head[TRI_MPI_HEAD];
+} tri_mpi_msg;
+
+/* A value of which this rank has computed its share of dimension dim. */
+typedef struct tri_mpi_held {
+    tr_view x;                              /* as if whole */
+    int     dim;
+    int64_t units;                          /* equal pieces of it, dealt to the tp ranks */
+} tri_mpi_held;
+
+enum { TRI_MPI_HELD = 32 };
+
+typedef struct tri_mpi_buf { void *p; size_t cap; } tri_mpi_buf;
+
+struct tr_mpi {
+    tr_ctx  *ctx;
+    MPI_Comm comm;
+    int      rank, size, failed;
+    tr_mpi_layout layout;
+    tr_mpi_opts opts;
+    tr_mpi_count count[TR_MPI_KIND_COUNT];
+    uint32_t *sent, *got;                   /* [size] messages begun with each */
+    int32_t  *waits;                        /* [size] whom a rank said to wait for; -1 nobody */
+    double   *heard;                        /* [size] when it last said that it is alive */
+    int       layer;                        /* where this rank is, for heads and sentences */
+    tri_mpi_alarm *alarms;  MPI_Request *alarm_req; /* [2 size] on their way out */
+    tri_mpi_msg **msg;  int msgs, msg_cap;  /* pool; [0, msgs) in use */
+    tri_mpi_held held[TRI_MPI_HELD];  int n_held;
+    tri_mpi_buf buf[16];                    /* grown as needed, used again */
+};
+
+#define TRI_MPI_NAME(name, text) text,
+static const char *const tri_mpi_kinds[] = { TR_MPI_KIND_LIST(TRI_MPI_NAME) };
+#undef TRI_MPI_NAME
+
+const char *tr_mpi_kind_name(tr_mpi_kind k)
+{
+    return k >= 0 && k < TR_MPI_KIND_COUNT ? tri_mpi_kinds[k] : NULL;
+}
+
+tr_ctx *tr_mpi_ctx(const tr_mpi *m) { return m->ctx; }
+int tr_mpi_rank(const tr_mpi *m) { return m->rank; }
+int tr_mpi_size(const tr_mpi *m) { return m->size; }
+tr_mpi_count tr_mpi_counted(const tr_mpi *m, tr_mpi_kind k) { return m->count[k]; }
+
+static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, int peer,
+                          uint64_t expected, uint64_t arrived)
+{
+    tr_mpi_event e;
+    if (!m->opts.event) return;
+    e.kind = kind;
+    e.layer = m->layer;
+    e.peer = peer;
+    e.expected = expected;
+    e.arrived = arrived;
+    e.text = text;
+    m->opts.event(m->opts.event_user, &e);
+}
+
+/* At least n bytes of scratch i; what it held is lost. */
+static tr_status tri_mpi_scratch(tr_mpi *m, int i, size_t n, void **out)
+{
+    tri_mpi_buf *b = &m->buf[i];
+    if (n > b->cap) {
+        size_t cap = n + n / 4;
+        tr_free(m->ctx, b->p);
+        b->cap = 0;
+        TRI_MPI_TRY(tr_alloc(m->ctx, &b->p, cap));
+        b->cap = cap;
+    }
+    *out = b->p;
+    return TR_OK;
+}
+
+/* What MPI itself says of an error. */
+static tr_status tri_mpi_check(tr_mpi *m, int code, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int n = 0;
+    if (code == MPI_SUCCESS) return TR_OK;
+    MPI_Error_string(code, text, &n);
+    return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: %s: MPI says: %.*s", m->rank, what, n, text);
+}
+
+static void tri_mpi_sleep(void)
+{
+#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 199309L
+    struct timespec t = { 0, 20000 };
+    nanosleep(&t, NULL);
+#endif
+}
+
+/* ---- alarms --------------------------------------------------------------- */
+
+/* Hands an alarm to everybody else. One that is still under way when its place is needed again is
+ * left out: it said the same. */
+static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int waits_for,
+                         const char *text)
+{
+    for (int p = 0; p < m->size; p++) {
+        int i = 2 * p + (kind == TRI_MPI_FAIL), sent = 1;
+        tri_mpi_alarm *a = &m->alarms[i];
+        if (p == m->rank) continue;
+        MPI_Test(&m->alarm_req[i], &sent, MPI_STATUS_IGNORE);
+        if (!sent) continue;
+        memset(a, 0, sizeof *a);
+        a->kind = kind;
+        a->status = (int32_t)s;
+        a->waits_for = waits_for;
+        a->layer = m->layer;
+        snprintf(a->text, sizeof a->text, "%s", text);
+        MPI_Isend(a, (int)sizeof *a, MPI_BYTE, p, TRI_MPI_ALARM, m->comm, &m->alarm_req[i]);
+    }
+}
+
+tr_status tr_mpi_raise(tr_mpi *m, tr_status s)
+{
+    if (s == TR_OK || m->failed) return s;
+    m->failed = 1;
+    tri_mpi_event(m, TR_MPI_EVENT_FAIL, tr_err_last(m->ctx), -1, 0, 0);
+    tri_mpi_tell(m, TRI_MPI_FAIL, s, -1, tr_err_last(m->ctx));
+    return s;
+}
+
+void tr_mpi_alive(tr_mpi *m)
+{
+    if (!m->failed) tri_mpi_tell(m, TRI_MPI_ALIVE, TR_OK, -1, "");
+}
+
+/* Sets a rank's sentence, with its number unless the sentence begins with one. */
+static tr_status tri_mpi_says(tr_mpi *m, tr_status s, int rank, const char *text)
+{
+    if (!strncmp(text, "rank ", 5)) return tr_fail(m->ctx, s, "%s", text);
+    return tr_fail(m->ctx, s, "rank %d: %s", rank, text);
+}
+
+/* Takes in what others have to say. */
+static tr_status tri_mpi_listen(tr_mpi *m)
+{
+    for (;;) {
+        tri_mpi_alarm a;
+        MPI_Status st;
+        int there = 0;
+        TRI_MPI_TRY(tri_mpi_check(m, MPI_Iprobe(MPI_ANY_SOURCE, TRI_MPI_ALARM, m->comm, &there,
+                                                &st), "looking for alarms"));
+        if (!there) return TR_OK;
+        TRI_MPI_TRY(tri_mpi_check(m, MPI_Recv(&a, (int)sizeof a, MPI_BYTE, st.MPI_SOURCE,
+                                              TRI_MPI_ALARM, m->comm, MPI_STATUS_IGNORE),
+                                  "taking an alarm"));
+        a.text[TRI_MPI_TEXT - 1] = 0;
+        if (a.kind == TRI_MPI_WAITS) m->waits[st.MPI_SOURCE] = a.waits_for;
+        if (a.kind == TRI_MPI_ALIVE) {
+            m->heard[st.MPI_SOURCE] = MPI_Wtime();
+            m->waits[st.MPI_SOURCE] = -1;
+        }
+        if (a.kind != TRI_MPI_FAIL) continue;
+        m->failed = 1;
+        (void)tri_mpi_says(m, TR_ERR_PEER, st.MPI_SOURCE, a.text);
+        tri_mpi_event(m, TR_MPI_EVENT_FAIL, tr_err_last(m->ctx), st.MPI_SOURCE, 0, 0);
+        return TR_ERR_PEER;
+    }
+}
+
+/* ---- one message ---------------------------------------------------------- */
+
+static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char *step,
+                              const tr_mpi_part *p, tri_mpi_msg **out)
+{
+    tri_mpi_msg *x;
+    uint32_t *n = sends ? &m->sent[p->peer] : &m->got[p->peer];
+    *out = NULL;
+    if (m->failed) return TR_ERR_PEER;
+    if (m->msgs == m->msg_cap) {
+        void *list, *one;
+        int cap = m->msg_cap + 16;
+        TRI_MPI_TRY(tr_alloc(m->ctx, &list, (size_t)cap * sizeof *m->msg));
+        if (m->msg) memcpy(list, m->msg, (size_t)m->msg_cap * sizeof *m->msg);
+        tr_free(m->ctx, m->msg);
+        m->msg = (tri_mpi_msg **)list;
+        while (m->msg_cap < cap) {
+            TRI_MPI_TRY(tr_alloc(m->ctx, &one, sizeof **m->msg));
+            m->msg[m->msg_cap++] = (tri_mpi_msg *)one;
+        }
+    }
+    x = m->msg[m->msgs++];
+    x->peer = p->peer;
+    x->tag = (int)((*n)++ % TRI_MPI_TAGS);
+    x->sends = sends;
+    x->begun = x->finished = 0;
+    x->bytes = p->bytes;
+    x->done = 0;
+    x->data = (unsigned char *)p->data;
+    x->layer = m->layer;
+    x->kind = kind;
+    snprintf(x->step, sizeof x->step, "%s", step);
+    x->req = MPI_REQUEST_NULL;
+    if (sends) {
+        m->count[kind].messages++;
+        m->count[kind].bytes += p->bytes;
+    }
+    *out = x;
+    return TR_OK;
+}
+
+static void tri_mpi_drop(tr_mpi *m, tri_mpi_msg *x)     /* back to the pool */
+{
+    for (int i = 0; i < m->msgs; i++)
+        if (m->msg[i] == x) {
+            m->msg[i] = m->msg[--m->msgs];
+            m->msg[m->msgs] = x;
+            return;
+        }
+}
+
+static const char *tri_mpi_at(int layer, const char *step, char buf[64])
+{
+    if (layer < 0) snprintf(buf, 64, "%s", step);
+    else snprintf(buf, 64, "layer %d, %s", layer, step);
+    return buf;
+}
+
+/* Does the head that came belong to the message that is waited for? */
+static tr_status tri_mpi_head_check(tr_mpi *m, const tri_mpi_msg *x)
+{
+    tri_mpi_head h;
+    char a[64], b[64];
+    memcpy(&h, x->head, sizeof h);
+    h.step[TRI_MPI_STEP - 1] = 0;
+    if (h.layer != x->layer || h.kind != (int32_t)x->kind || strcmp(h.step, x->step))
+        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is in %s while rank %d is in %s: they took "
+                       "different branches", x->peer, tri_mpi_at(h.layer, h.step, a), m->rank,
+                       tri_mpi_at(x->layer, x->step, b));
+    if (h.bytes != x->bytes)
+        return tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
+                       tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
+                       m->rank, (unsigned long long)x->bytes);
+    return TR_OK;
+}
+
+/* Begins the next piece of the message: its head, or the next segment of its data. */
+static tr_status tri_mpi_begin(tr_mpi *m, tri_mpi_msg *x)
+{
+    int code;
+    size_t n = sizeof(tri_mpi_head);
+    if (!x->begun) {
+        if (x->sends) {
+            tri_mpi_head h;
+            memset(&h, 0, sizeof h);
+            h.bytes = x->bytes;
+            h.layer = x->layer;
+            h.kind = (int32_t)x->kind;
+            memcpy(h.step, x->step, sizeof h.step);
+            memcpy(x->head, &h, sizeof h);
+            if (x->bytes <= TRI_MPI_INLINE) {
+                if (x->bytes) memcpy(x->head + n, x->data, (size_t)x->bytes);
+                n += (size_t)x->bytes;
+                x->done = x->bytes;
+            }
+            code = MPI_Isend(x->head, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
+        } else {
+            code = MPI_Irecv(x->head, TRI_MPI_HEAD, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
+        }
+        x->begun = 1;
+        return tri_mpi_check(m, code, x->step);
+    }
+    n = x->bytes - x->done < m->opts.segment ? (size_t)(x->bytes - x->done) : m->opts.segment;
+    if (x->sends) code = MPI_Isend(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm,
+                                   &x->req);
+    else code = MPI_Irecv(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
+    x->done += n;
+    return tri_mpi_check(m, code, x->step);
+}
+
+/* Moves the message on as far as it goes without waiting; *moved counts steps. */
+static tr_status tri_mpi_push(tr_mpi *m, tri_mpi_msg *x, int *moved)
+{
+    while (!x->finished) {
+        int there = 0, head = x->begun == 1;
+        if (x->begun) {
+            TRI_MPI_TRY(tri_mpi_check(m, MPI_Test(&x->req, &there, MPI_STATUS_IGNORE), x->step));
+            if (!there) return TR_OK;
+            ++*moved;
+            if (head && !x->sends) {
+                TRI_MPI_TRY(tri_mpi_head_check(m, x));
+                if (x->bytes <= TRI_MPI_INLINE) {
+                    if (x->bytes) memcpy(x->data, x->head + sizeof(tri_mpi_head),
+                                         (size_t)x->bytes);
+                    x->done = x->bytes;
+                }
+            }
+            x->begun = 2;
+            if (x->done == x->bytes) {
+                x->finished = 1;
+                return TR_OK;
+            }
+        }
+        TRI_MPI_TRY(tri_mpi_begin(m, x));
+    }
+    return TR_OK;
+}
+
+/* Bytes of x's data that have surely arrived or left. */
+static uint64_t tri_mpi_arrived(const tr_mpi *m, const tri_mpi_msg *x)
+{
+    uint64_t last = x->done % m->opts.segment ? x->done % m->opts.segment : m->opts.segment;
+    return x->finished ? x->bytes : x->begun < 2 || last > x->done ? 0 : x->done - last;
+}
+
+/* ---- waiting -------------------------------------------------------------- */
+
+static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
+{
+    char at[64];
+    int who = x->peer;
+    for (int k = 0; k < m->size && m->waits[who] >= 0 && who != m->rank; k++) who = m->waits[who];
+    tri_mpi_at(x->layer, x->step, at);
+    if (who == m->rank)
+        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: deadlock: in %s it waits for rank %d, and "
+                       "that, over others, for it (%.1f s)", m->rank, at, x->peer, waited);
+    if (who != x->peer)
+        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: in %s rank %d waits for rank %d, and "
+                       "that, over others, for it (%.1f s)", who, at, m->rank, x->peer, waited);
+    return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: %s: rank %d %s %llu of %llu bytes in "
+                   "%.1f s", who, at, m->rank, x->sends ? "could hand it" : "had",
+                   (unsigned long long)tri_mpi_arrived(m, x), (unsigned long long)x->bytes, waited);
+}
+
+/* Among what is not complete: a message whose peer waits for nobody, else any. */
+static const tri_mpi_msg *tri_mpi_pending(const tr_mpi *m, tri_mpi_msg *const *x, int n)
+{
+    const tri_mpi_msg *any = NULL;
+    for (int i = 0; i < n; i++) {
+        if (x[i]->finished) continue;
+        if (m->waits[x[i]->peer] < 0) return x[i];
+        any = x[i];
+    }
+    return any;
+}
+
+static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
+{
+    double begun = MPI_Wtime(), since = begun;
+    int told = 0, idle = 0, waiting = 0;
+    for (;;) {
+        const tri_mpi_msg *p;
+        int moved = 0, left = 0;
+        double now;
+        for (int i = 0; i < m->msgs; i++)           /* others move on too: somebody waits for them */
+            if (!m->msg[i]->finished) TRI_MPI_TRY(tri_mpi_push(m, m->msg[i], &moved));
+        for (int i = 0; i < n; i++) left += !x[i]->finished;
+        if (!left) break;
+        TRI_MPI_TRY(tri_mpi_listen(m));
+        p = tri_mpi_pending(m, x, n);
+        if (!waiting++) tri_mpi_event(m, TR_MPI_EVENT_WAIT, p->step, p->peer, p->bytes, 0);
+        now = MPI_Wtime();
+        if (moved) {
+            since = now;
+            idle = 0;
+        }
+        if (m->heard[p->peer] > since) since = m->heard[p->peer];
+        if (!told && now - since > m->opts.deadline / 2) {
+            tri_mpi_tell(m, TRI_MPI_WAITS, TR_OK, p->peer, p->step);
+            told = 1;
+        }
+        if (now - since > m->opts.deadline) {
+            tri_mpi_event(m, TR_MPI_EVENT_WAIT, p->step, p->peer, p->bytes, tri_mpi_arrived(m, p));
+            return tri_mpi_late(m, p, now - since);
+        }
+        if (++idle > 200) tri_mpi_sleep();
+    }
+    if (n && waiting) {
+        tri_mpi_event(m, TR_MPI_EVENT_DONE, x[0]->step, x[0]->peer, x[0]->bytes, x[0]->bytes);
+        m->count[x[0]->kind].waited += MPI_Wtime() - begun;
+    }
+    if (told) tri_mpi_tell(m, TRI_MPI_ALIVE, TR_OK, -1, "");
+    return TR_OK;
+}
+
+/* Waits, gives the messages back to the pool, and tells the others if it failed. */
+static tr_status tri_mpi_wait(tr_mpi *m, tri_mpi_msg **x, int n)
+{
+    tr_status s = m->failed ? TR_ERR_PEER : tri_mpi_wait_all(m, x, n);
+    if (s != TR_OK) return tr_mpi_raise(m, s);      /* memory of what is under way stays taken */
+    for (int i = 0; i < n; i++) tri_mpi_drop(m, x[i]);
+    return TR_OK;
+}
+
+/* ---- from start to end ----------------------------------------------------- */
+
+static int tri_mpi_side(int n) { return n > 0 ? n : 1; }
+
+tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts *opts)
+{
+    tr_mpi *m;
+    void *p;
+    char text[512], l[64];
+    int64_t ranks;
+    tr_status s;
+    *out = NULL;
+    if (!(opts->deadline > 0) || opts->segment > INT_MAX)
+        return tr_fail(ctx, TR_ERR_ARG, "ranks need a deadline above 0 and segments of at most "
+                       "%d bytes", INT_MAX);
+    TRI_MPI_TRY(tr_alloc(ctx, &p, sizeof *m));
+    m = (tr_mpi *)p;
+    m->ctx = ctx;
+    m->opts = *opts;
+    m->layer = -1;
+    m->comm = MPI_COMM_NULL;
+    if (!m->opts.segment) m->opts.segment = (size_t)64 << 20;
+    m->layout.pp = tri_mpi_side(opts->layout.pp);
+    m->layout.tp = tri_mpi_side(opts->layout.tp);
+    m->layout.ep = tri_mpi_side(opts->layout.ep);
+    m->layout.cp = tri_mpi_side(opts->layout.cp);
+    s = tri_mpi_check(m, MPI_Comm_dup(comm, &m->comm), "MPI_Comm_dup");
+    if (s != TR_OK) {
+        tr_mpi_free(m);
+        return s;
+    }
+    MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(m->comm, &m->rank);
+    MPI_Comm_size(m->comm, &m->size);
+    s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->sent);
+    m->sent = (uint32_t *)p;
+    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->got);
+    if (s == TR_OK) m->got = (uint32_t *)p;
+    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->waits);
+    if (s == TR_OK) m->waits = (int32_t *)p;
+    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->heard);
+    if (s == TR_OK) m->heard = (double *)p;
+    if (s == TR_OK) s = tr_alloc(ctx, &p, 2 * (size_t)m->size * sizeof *m->alarms);
+    if (s == TR_OK) m->alarms = (tri_mpi_alarm *)p;
+    if (s == TR_OK) s = tr_alloc(ctx, &p, 2 * (size_t)m->size * sizeof *m->alarm_req);
+    if (s == TR_OK) m->alarm_req = (MPI_Request *)p;
+    for (int i = 0; s == TR_OK && i < m->size; i++) {
+        m->waits[i] = -1;
+        m->alarm_req[2 * i] = m->alarm_req[2 * i + 1] = MPI_REQUEST_NULL;
+    }
+    ranks = (int64_t)m->layout.pp * m->layout.tp * m->layout.ep * m->layout.cp;
+    if (s == TR_OK && ranks != m->size)
+        s = tr_fail(ctx, TR_ERR_ARG, "layout %s is for %lld ranks, there are %d",
+                    tr_mpi_layout_str(m->layout, l), (long long)ranks, m->size);
+    if (s == TR_OK) {
+        snprintf(text, sizeof text, "trillion %s, contract %s, %s, deadline %g s, segments of %zu "
+                 "bytes, %.200s", TR_VERSION, TR_CONTRACT, tr_mpi_layout_str(m->layout, l),
+                 m->opts.deadline, m->opts.segment, opts->identity ? opts->identity : "");
+        s = tr_mpi_same(m, "the program", text);
+    }
+    if (s != TR_OK) tr_mpi_free(m);
+    else *out = m;
+    return s;
+}
+
+/* Gives what is still going out a second: a sentence should arrive. */
+static void tri_mpi_flush(tr_mpi *m)
+{
+    double end = MPI_Wtime() + 1;
+    for (int i = 0; m->alarm_req && i < 2 * m->size; i++) {
+        int sent = 0;
+        while (!sent && MPI_Wtime() < end) {
+            MPI_Test(&m->alarm_req[i], &sent, MPI_STATUS_IGNORE);
+            if (!sent) tri_mpi_sleep();
+        }
+        if (!sent) MPI_Request_free(&m->alarm_req[i]);
+    }
+}
+
+void tr_mpi_free(tr_mpi *m)
+{
+    tr_ctx *ctx;
+    int failed;
+    if (!m) return;
+    ctx = m->ctx;
+    failed = m->failed || m->msgs;
+    tri_mpi_flush(m);
+    if (!failed) tri_mpi_event(m, TR_MPI_EVENT_END, "", -1, 0, 0);
+    if (m->comm != MPI_COMM_NULL && !failed) MPI_Comm_free(&m->comm);
+    if (failed) return;                 /* MPI may still write to what messages point to */
+    for (int i = 0; i < m->msg_cap; i++) tr_free(ctx, m->msg[i]);
+    tr_free(ctx, m->msg);
+    for (size_t i = 0; i < sizeof m->buf / sizeof *m->buf; i++) tr_free(ctx, m->buf[i].p);
+    tr_free(ctx, m->sent);
+    tr_free(ctx, m->got);
+    tr_free(ctx, m->waits);
+    tr_free(ctx, m->heard);
+    tr_free(ctx, m->alarms);
+    tr_free(ctx, m->alarm_req);
+    tr_free(ctx, m);
+}
+
+/* Each rank's status and sentence to rank 0, the first bad one back to all. */
+tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
+{
+    tri_mpi_alarm *all, mine, verdict;
+    tr_mpi_part in[1], *from;
+    void *p;
+    tr_status t;
+    if (m->failed) return s != TR_OK ? s : TR_ERR_PEER;
+    memset(&mine, 0, sizeof mine);
+    mine.status = (int32_t)s;
+    snprintf(mine.text, sizeof mine.text, "%s", s == TR_OK ? "" : tr_err_last(m->ctx));
+    verdict = mine;
+    if (m->rank == 0) {
+        TRI_MPI_TRY(tri_mpi_scratch(m, 0, (size_t)m->size * (sizeof *all + sizeof *from), &p));
+        all = (tri_mpi_alarm *)p;
+        from = (tr_mpi_part *)(void *)(all + m->size);
+        for (int i = 1; i < m->size; i++) {
+            from[i].peer = i;
+            from[i].data = &all[i];
+            from[i].bytes = sizeof *all;
+        }
+        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "agreement", NULL, 0, from + 1,
+                                    m->size - 1));
+        verdict.waits_for = 0;
+        for (int i = 1; i < m->size && verdict.status == TR_OK; i++)
+            if (all[i].status != TR_OK) {
+                verdict = all[i];
+                verdict.waits_for = i;
+            }
+    } else {
+        in[0].peer = 0;
+        in[0].data = &mine;
+        in[0].bytes = sizeof mine;
+        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "agreement", in, 1, NULL, 0));
+    }
+    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "agreement", 0, &verdict,
+                             sizeof verdict));
+    t = (tr_status)verdict.status;
+    if (t == TR_OK) return TR_OK;
+    verdict.text[TRI_MPI_TEXT - 1] = 0;
+    if (m->size == 1) return tr_fail(m->ctx, t, "%s", verdict.text);
+    return tri_mpi_says(m, t, verdict.waits_for, verdict.text);
+}
+
+tr_status tr_mpi_same(tr_mpi *m, const char *what, const char *text)
+{
+    char theirs[TRI_MPI_TEXT];
+    tr_status s = TR_OK;
+    snprintf(theirs, sizeof theirs, "%s", text);
+    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, what, 0, theirs, sizeof theirs));
+    if (strncmp(theirs, text, sizeof theirs - 1))
+        s = tr_fail(m->ctx, TR_ERR_PEER, "rank %d differs from rank 0 in %s: %s; rank 0: %s",
+                    m->rank, what, text, theirs);
+    return tr_mpi_agree(m, s);
+}
+
+/* ============================================================================
+ * 2. The grid {grid}
+ *
+ *     rank = ((stage EP + e) CP + c) TP + t
+ * ========================================================================= */
+
+tr_mpi_group tr_mpi_group_of(const tr_mpi *m, tr_mpi_axis axis)
+{
+    const tr_mpi_layout *l = &m->layout;
+    int stage = l->tp * l->cp * l->ep;
+    const int n[TR_MPI_AXIS_COUNT] = { l->tp, l->cp, l->ep, l->pp, stage, m->size };
+    const int step[TR_MPI_AXIS_COUNT] = { 1, l->tp, l->tp * l->cp, stage, 1, 1 };
+    tr_mpi_group g;
+    g.n = n[axis];
+    g.step = step[axis];
+    g.me = m->rank / g.step % g.n;
+    g.first = m->rank - g.me * g.step;
+    return g;
+}
+
+const char *tr_mpi_layout_str(tr_mpi_layout l, char buf[64])
+{
+    snprintf(buf, 64, "pp=%d,tp=%d,ep=%d,cp=%d", l.pp, l.tp, l.ep, l.cp);
+    return buf;
+}
+
+tr_status tr_mpi_layout_parse(tr_ctx *ctx, tr_mpi_layout *out, const char *text, int ranks)
+{
+    static const char *const name[4] = { "pp", "tp", "ep", "cp" };
+    int *field[4], n = 0;
+    int64_t product = 1;
+    char l[64];
+    memset(out, 0, sizeof *out);
+    field[0] = &out->pp;
+    field[1] = &out->tp;
+    field[2] = &out->ep;
+    field[3] = &out->cp;
+    for (const char *s = text; *s; n++) {
+        int k = 0, v = 0;
+        while (k < 4 && strncmp(s, name[k], 2)) k++;
+        if (k == 4 || s[2] != '=' || *field[k])
+            return tr_fail(ctx, TR_ERR_ARG, "layout '%s': at '%s' stands none of pp=, tp=, ep=, "
+                           "cp=, or one for the second time", text, s);
+        for (s += 3; *s >= '0' && *s <= '9' && v < 1000000; s++) v = 10 * v + (*s - '0');
+        if (v < 1 || (*s && *s != ',') || (*s == ',' && !s[1]))
+            return tr_fail(ctx, TR_ERR_ARG, "layout '%s': %s= needs a number from 1 on", text,
+                           name[k]);
+        *field[k] = v;
+        s += *s == ',';
+    }
+    if (!n) out->ep = ranks;
+    for (int k = 0; k < 4; k++) {
+        *field[k] = tri_mpi_side(*field[k]);
+        product *= *field[k];
+        if (product > INT_MAX) break;
+    }
+    if (product != ranks)
+        return tr_fail(ctx, TR_ERR_ARG, "layout %s is for %lld ranks, there are %d",
+                       tr_mpi_layout_str(*out, l), (long long)product, ranks);
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 3. Messages {xfer}
+ *
+ *     exchange    post all, wait for all
+ *     bcast       the root to each; gather: each to each, own rows or columns packed
+ *
+ * Traps. What is exchanged is dealt by tr_range_of on both sides, so no lengths travel; the heads
+ * would tell if two ranks disagreed. Nobody sends nothing: a share of no units has no message.
+ * ========================================================================= */
+
+static tr_status tri_mpi_post_all(tr_mpi *m, tr_mpi_kind kind, const char *step, int sends,
+                                  const tr_mpi_part *p, int n, tri_mpi_msg **x, int *posted)
+{
+    for (int i = 0; i < n; i++) {
+        if (!p[i].bytes || p[i].peer == m->rank) continue;
+        TRI_MPI_TRY(tri_mpi_post(m, sends, kind, step, &p[i], &x[*posted]));
+        ++*posted;
+    }
+    return TR_OK;
+}
+
+tr_status tr_mpi_exchange(tr_mpi *m, tr_mpi_kind kind, const char *step, const tr_mpi_part *send,
+                          int n_send, const tr_mpi_part *recv, int n_recv)
+{
+    tri_mpi_msg **x;
+    void *p;
+    int n = 0, k = 0;
+    tr_status s;
+    if (m->failed) return TR_ERR_PEER;
+    tri_mpi_event(m, TR_MPI_EVENT_STEP, step, -1, 0, 0);
+    s = tri_mpi_scratch(m, 1, (size_t)(n_send + n_recv + 1) * sizeof *x, &p);
+    if (s != TR_OK) return tr_mpi_raise(m, s);
+    x = (tri_mpi_msg **)p;
+    for (int i = 0; i < n_send; i++) {              /* to itself: the parts match in order */
+        if (send[i].peer != m->rank) continue;
+        while (k < n_recv && recv[k].peer != m->rank) k++;
+        if (k == n_recv || recv[k].bytes != send[i].bytes)
+            return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "%s: rank %d sends itself what it "
+                                           "does not take", step, m->rank));
+        if (send[i].bytes) memmove(recv[k].data, send[i].data, (size_t)send[i].bytes);
+        k++;
+    }
+    s = tri_mpi_post_all(m, kind, step, 0, recv, n_recv, x, &n);
+    if (s == TR_OK) s = tri_mpi_post_all(m, kind, step, 1, send, n_send, x, &n);
+    if (s != TR_OK) return tr_mpi_raise(m, s);
+    return tri_mpi_wait(m, x, n);
+}
+
+/* Room for the parts of a group, twice. */
+static tr_status tri_mpi_parts(tr_mpi *m, int n, tr_mpi_part **send, tr_mpi_part **recv)
+{
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 2, 2 * (size_t)(n + 1) * sizeof **send, &p));
+    *send = (tr_mpi_part *)p;
+    *recv = *send + n + 1;
+    return TR_OK;
+}
+
+tr_status tr_mpi_bcast(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const char *step, int root,
+                       void *data, uint64_t bytes)
+{
+    tr_mpi_group g = tr_mpi_group_of(m, axis);
+    tr_mpi_part *send, *recv;
+    int n = 0;
+    TRI_MPI_TRY(tri_mpi_parts(m, g.n, &send, &recv));
+    for (int i = 0; i < g.n; i++) {
+        if (i == root || g.me != root) continue;
+        send[n].peer = g.first + i * g.step;
+        send[n].data = data;
+        send[n++].bytes = bytes;
+    }
+    recv[0].peer = g.first + root * g.step;
+    recv[0].data = data;
+    recv[0].bytes = bytes;
+    return tr_mpi_exchange(m, kind, step, send, n, recv, g.me != root);
+}
+
+static size_t tri_mpi_elem(tr_view v) { return (size_t)tr_dtype_get(v.dtype)->bits / 8; }
+static size_t tri_mpi_bytes(tr_view v) { return (size_t)tr_view_numel(v) * tri_mpi_elem(v); }
+
+/* The same shape, contiguous, at p. */
+static tr_view tri_mpi_packed(void *p, tr_view v)
+{
+    return tr_view_of(p, v.dtype, v.rank, v.shape);
+}
+
+static tr_view tri_mpi_share(tr_view x, int dim, int64_t units, int parts, int part)
+{
+    tr_range r = tr_range_of(units, parts, part);
+    int64_t each = units ? x.shape[dim] / units : 0;
+    return tr_view_slice(x, dim, r.begin * each, (r.end - r.begin) * each);
+}
+
+tr_status tr_mpi_gather(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const char *step, tr_view x,
+                        int dim, int64_t units)
+{
+    tr_mpi_group g = tr_mpi_group_of(m, axis);
+    tr_mpi_part *send, *recv;
+    unsigned char *at;
+    void *p;
+    int n = 0;
+    if (g.n == 1 || !tr_view_numel(x)) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_parts(m, g.n, &send, &recv));
+    TRI_MPI_TRY(tri_mpi_scratch(m, 3, tri_mpi_bytes(x), &p));
+    at = (unsigned char *)p;
+    for (int i = 0; i < g.n; i++) {             /* the buffer holds the shares one after another */
+        tr_view v = tri_mpi_share(x, dim, units, g.n, i);
+        recv[i].peer = g.first + i * g.step;
+        recv[i].data = at;
+        recv[i].bytes = tri_mpi_bytes(v);
+        if (i == g.me && recv[i].bytes)
+            TRI_MPI_TRY(tr_view_copy(m->ctx, tri_mpi_packed(at, v), v));
+        at += recv[i].bytes;
+    }
+    for (int i = 0; i < g.n; i++) {
+        if (i == g.me) continue;
+        send[n] = recv[g.me];
+        send[n++].peer = recv[i].peer;
+    }
+    recv[g.me].bytes = 0;
+    TRI_MPI_TRY(tr_mpi_exchange(m, kind, step, send, n, recv, g.n));
+    at = (unsigned char *)p;
+    for (int i = 0; i < g.n; i++) {
+        tr_view v = tri_mpi_share(x, dim, units, g.n, i);
+        if (i != g.me && tr_view_numel(v))
+            TRI_MPI_TRY(tr_view_copy(m->ctx, v, tri_mpi_packed(at, v)));
+        at += tri_mpi_bytes(v);
+    }
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 4. Experts {ep}
+ *
+ *     even       expert e at place floor(e places / experts)      load   the heaviest first, each
+ *     replicas   a token's row decides among those who hold its expert   to the least loaded place
+ *
+ * Traps. An expert's answer does not depend on where it was computed, so a map decides speed and
+ * memory alone; a map that leaves an expert out would be found only by the first token that wants
+ * it, after hours, so it is looked through before the first token.
+ * ========================================================================= */
+
+static unsigned char *tri_mpi_held_at(const tr_mpi_map *map, int place, int64_t layer)
+{
+    return map->held + ((int64_t)place * map->layers + layer) * map->experts;
+}
+
+static int tri_mpi_has_experts(const tr_config *c, int64_t layer)
+{
+    return c->layer[layer].ffn == TR_FFN_MOE;
+}
+
+static tr_status tri_mpi_map_new(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places)
+{
+    size_t n;
+    void *p;
+    memset(out, 0, sizeof *out);
+    TRI_MPI_TRY(tr_size_mul(ctx, &n, (size_t)c->layers, (size_t)c->experts));
+    TRI_MPI_TRY(tr_size_mul(ctx, &n, n, (size_t)places));
+    TRI_MPI_TRY(tr_alloc(ctx, &p, n ? n : 1));
+    out->held = (unsigned char *)p;
+    out->layers = c->layers;
+    out->experts = c->experts;
+    out->places = places;
+    return TR_OK;
+}
+
+void tr_mpi_map_free(tr_ctx *ctx, tr_mpi_map *map)
+{
+    tr_free(ctx, map->held);
+    memset(map, 0, sizeof *map);
+}
+
+tr_status tr_mpi_map_even(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places)
+{
+    TRI_MPI_TRY(tri_mpi_map_new(ctx, out, c, places));
+    for (int64_t l = 0; l < c->layers; l++)
+        for (int p = 0; tri_mpi_has_experts(c, l) && p < places; p++) {
+            tr_range r = tr_range_of(c->experts, places, p);
+            for (int64_t e = r.begin; e < r.end; e++) tri_mpi_held_at(out, p, l)[e] = 1;
+        }
+    return TR_OK;
+}
+
+static int64_t tri_mpi_weight_of(const int64_t *load, int64_t e) { return load[e] > 0 ? load[e] : 1; }
+
+/* The heaviest expert that `taken` does not mark; ties to the lower index; -1: all are marked. */
+static int64_t tri_mpi_heaviest(const int64_t *load, const unsigned char *taken, int64_t E)
+{
+    int64_t best = -1;
+    for (int64_t e = 0; e < E; e++)
+        if (!taken[e] && (best < 0 || tri_mpi_weight_of(load, e) > tri_mpi_weight_of(load, best)))
+            best = e;
+    return best;
+}
+
+/* One layer: sum and n of each place are kept; no place has more than its even share of experts. */
+static void tri_mpi_deal(tr_mpi_map *map, int64_t l, const int64_t *load, int spare,
+                         unsigned char *taken, double *sum, int64_t *n)
+{
+    int64_t E = map->experts, room = (E + map->places - 1) / map->places, e;
+    memset(taken, 0, (size_t)E);
+    for (int p = 0; p < map->places; p++) {
+        sum[p] = 0;
+        n[p] = 0;
+    }
+    while ((e = tri_mpi_heaviest(load, taken, E)) >= 0) {
+        int best = -1;
+        for (int p = 0; p < map->places; p++)
+            if (n[p] < room && (best < 0 || sum[p] < sum[best])) best = p;
+        taken[e] = 1;
+        tri_mpi_held_at(map, best, l)[e] = 1;
+        sum[best] += (double)tri_mpi_weight_of(load, e);
+        n[best]++;
+    }
+    for (int p = 0; p < map->places; p++)
+        for (int k = 0; k < spare; k++)
+            if ((e = tri_mpi_heaviest(load, tri_mpi_held_at(map, p, l), E)) >= 0)
+                tri_mpi_held_at(map, p, l)[e] = 1;
+}
+
+tr_status tr_mpi_map_by_load(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places,
+                             const int64_t *load, int spare)
+{
+    void *p = NULL, *q = NULL, *t = NULL;
+    tr_status s = tri_mpi_map_new(ctx, out, c, places);
+    if (s == TR_OK) s = tr_alloc(ctx, &t, (size_t)c->experts + 1);
+    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)places * sizeof(double));
+    if (s == TR_OK) s = tr_alloc(ctx, &q, (size_t)places * sizeof(int64_t));
+    for (int64_t l = 0; s == TR_OK && l < c->layers; l++)
+        if (tri_mpi_has_experts(c, l))
+            tri_mpi_deal(out, l, load + l * c->experts, spare, (unsigned char *)t, (double *)p,
+                         (int64_t *)q);
+    tr_free(ctx, t);
+    tr_free(ctx, p);
+    tr_free(ctx, q);
+    if (s != TR_OK) tr_mpi_map_free(ctx, out);
+    return s;
+}
+
+/* The experts of each place in one layer: `places` lists. */
+static tr_status tri_mpi_map_layer(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j,
+                                   const tr_json_node *lists, const char *path, int64_t l)
+{
+    const tr_json_node *list = tr_json_first(j, lists), *e;
+    if (lists->type != TR_JSON_ARRAY || (int64_t)lists->count != map->places)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld: not a list of %d lists of experts", path,
+                       (long long)l, map->places);
+    for (int p = 0; list; p++, list = tr_json_next(j, list)) {
+        if (list->type != TR_JSON_ARRAY)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld: place %d is no list of experts",
+                           path, (long long)l, p);
+        for (e = tr_json_first(j, list); e; e = tr_json_next(j, e)) {
+            int64_t id;
+            TRI_MPI_TRY(tr_json_int(j, e, &id));
+            if (id < 0 || id >= map->experts)
+                return tr_fail(ctx, TR_ERR_RANGE, "%s: layer %lld, place %d: expert %lld; there are "
+                               "0 to %lld", path, (long long)l, p, (long long)id,
+                               (long long)(map->experts - 1));
+            if (tri_mpi_held_at(map, p, l)[id]++)
+                return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld, place %d: expert %lld stands "
+                               "there twice", path, (long long)l, p, (long long)id);
+        }
+    }
+    return TR_OK;
+}
+
+static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j,
+                                  const tr_config *c, const char *path)
+{
+    const tr_json_node *places = tr_json_get(j, &j->node[0], "places");
+    const tr_json_node *layers = tr_json_get(j, &j->node[0], "layers"), *other;
+    int64_t n;
+    if (!places || !layers || layers->type != TR_JSON_OBJECT)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: a map of experts has \"places\" and \"layers\"",
+                       path);
+    TRI_MPI_TRY(tr_json_int(j, places, &n));
+    if (n != map->places)
+        return tr_fail(ctx, TR_ERR_ARG, "%s: is for %lld ranks a stage, there are %d", path,
+                       (long long)n, map->places);
+    other = tr_json_get(j, layers, "*");
+    for (int64_t l = 0; l < c->layers; l++) {
+        char key[24];
+        const tr_json_node *lists;
+        if (!tri_mpi_has_experts(c, l)) continue;
+        snprintf(key, sizeof key, "%lld", (long long)l);
+        lists = tr_json_get(j, layers, key);
+        if (!lists) lists = other;
+        if (!lists)
+            return tr_fail(ctx, TR_ERR_MISSING, "%s: says nothing of layer %lld, which has experts",
+                           path, (long long)l);
+        TRI_MPI_TRY(tri_mpi_map_layer(ctx, map, j, lists, path, l));
+    }
+    return TR_OK;
+}
+
+tr_status tr_mpi_map_read(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places,
+                          const char *path)
+{
+    tr_json j;
+    tr_status s;
+    memset(out, 0, sizeof *out);
+    TRI_MPI_TRY(tr_json_load(ctx, &j, path));
+    s = tri_mpi_map_new(ctx, out, c, places);
+    if (s == TR_OK) s = tri_mpi_map_take(ctx, out, &j, c, path);
+    if (s == TR_OK) {
+        s = tr_mpi_map_check(ctx, out, c);
+        if (s != TR_OK) s = tr_fail_in(ctx, s, "%s", path);
+    }
+    tr_json_free(&j);
+    if (s != TR_OK) tr_mpi_map_free(ctx, out);
+    return s;
+}
+
+tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *c)
+{
+    if (map->layers != c->layers || map->experts != c->experts || map->places < 1)
+        return tr_fail(ctx, TR_ERR_SHAPE, "a map of %lld layers of %lld experts at %d places; the "
+                       "model has %lld of %lld", (long long)map->layers, (long long)map->experts,
+                       map->places, (long long)c->layers, (long long)c->experts);
+    for (int64_t l = 0; l < c->layers; l++)
+        for (int64_t e = 0; tri_mpi_has_experts(c, l) && e < c->experts; e++) {
+            int n = 0;
+            for (int p = 0; p < map->places; p++) n += tri_mpi_held_at(map, p, l)[e] != 0;
+            if (!n)
+                return tr_fail(ctx, TR_ERR_MISSING, "the map of experts leaves expert %lld of layer "
+                               "%lld out: no rank holds it", (long long)e, (long long)l);
+        }
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 5. The model over ranks {load}
+ *
+ *     stage        layers tr_range_of(L, pp, p)
+ *     matrices     rows tr_range_of(O / unit, tp, t), a unit being what stands together: a head
+ *     experts      whole, as the map says
+ *     the rest     norms, biases, routers' biases, tables of positions: everywhere
+ *
+ * Traps. Two checkpoints of one shape have the same headers byte for byte; what differs is inside,
+ * so a sample of it is hashed. All ranks must learn that one of them could not open its part, or
+ * they would wait for it in the first layer.
+ * ========================================================================= */
+
+struct tr_mpi_model {
+    tr_mpi    *m;
+    tr_model  *part;
+    tr_mpi_map map;
+};
+
+tr_model *tr_mpi_model_part(const tr_mpi_model *mm) { return mm->part; }
+
+tr_range tr_mpi_stage_layers(const tr_mpi_model *mm, int stage)
+{
+    return tr_range_of(mm->part->cfg.layers, mm->m->layout.pp, stage);
+}
+
+/* Over the headers, and the first and last 64 bytes of at most some 4096 tensors. */
+static void tri_mpi_sample(const tr_shards *sh, char out[65])
+{
+    int64_t step = sh->n / 4096 + 1;
+    tr_sha256 h;
+    tr_sha256_init(&h);
+    for (int64_t i = 0; i < sh->n; i++) {
+        const tr_st_entry *e = sh->entry[i];
+        tr_sha256_update(&h, e->name, strlen(e->name) + 1);
+        tr_sha256_update(&h, e->view.shape, (size_t)e->view.rank * sizeof *e->view.shape);
+        tr_sha256_update(&h, &e->view.dtype, sizeof e->view.dtype);
+        if (i % step) continue;
+        if (e->bytes < 128) tr_sha256_update(&h, e->view.data, e->bytes);
+        else {
+            tr_sha256_update(&h, e->view.data, 64);
+            tr_sha256_update(&h, (const unsigned char *)e->view.data + e->bytes - 64, 64);
+        }
+    }
+    tr_sha256_hex(&h, out);
+}
+
+/* This rank's part, on its own. */
+static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
+                                   const tr_model_opts *opts, const tr_mpi_map *map)
+{
+    tr_mpi_group tp = tr_mpi_group_of(m, TR_MPI_TP), pp = tr_mpi_group_of(m, TR_MPI_PP);
+    tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
+    tr_model_opts o;
+    tr_config c;
+    tr_range layers;
+    tr_status s;
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    TRI_MPI_TRY(tr_config_load(m->ctx, &c, dir, &o.config));
+    layers = tr_range_of(c.layers, pp.n, pp.me);
+    s = c.layers < pp.n
+        ? tr_fail(m->ctx, TR_ERR_ARG, "%s: %lld layers cannot be dealt to %d stages", dir,
+                  (long long)c.layers, pp.n)
+        : map ? tri_mpi_map_new(m->ctx, &mm->map, &c, stage.n)
+              : tr_mpi_map_even(m->ctx, &mm->map, &c, stage.n);
+    if (s == TR_OK && map) {
+        s = map->places != stage.n
+            ? tr_fail(m->ctx, TR_ERR_ARG, "a map of experts for %d ranks a stage, there are %d",
+                      map->places, stage.n)
+            : tr_mpi_map_check(m->ctx, map, &c);
+        if (s == TR_OK) memcpy(mm->map.held, map->held,
+                               (size_t)(map->places * map->layers * map->experts));
+    }
+    tr_config_free(m->ctx, &c);
+    TRI_MPI_TRY(s);
+    o.first = layers.begin;
+    o.layers = layers.end - layers.begin;
+    o.part = tp.me;
+    o.parts = tp.n > 1 ? tp.n : 0;
+    o.held = tri_mpi_held_at(&mm->map, stage.me, 0);
+    return tr_model_open(m->ctx, &mm->part, dir, &o);
+}
+
+tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
+                            const tr_model_opts *opts, const tr_mpi_map *map)
+{
+    tr_mpi_model *mm = NULL;
+    void *p;
+    char hash[65] = "";
+    tr_status s = tr_alloc(m->ctx, &p, sizeof *mm);
+    *out = NULL;
+    if (s == TR_OK) {
+        mm = (tr_mpi_model *)p;
+        mm->m = m;
+        tri_mpi_event(m, TR_MPI_EVENT_STEP, "opening the model", -1, 0, 0);
+        s = tri_mpi_open_part(m, mm, dir, opts, map);
+    }
+    s = tr_mpi_agree(m, s);
+    if (s == TR_OK) s = tr_mpi_same(m, "config.json", mm->part->cfg.sha256);
+    if (s == TR_OK) tri_mpi_sample(&mm->part->shards, hash);
+    if (s == TR_OK) s = tr_mpi_same(m, "the checkpoint", hash);
+    if (s == TR_OK) *out = mm;
+    else tr_mpi_model_close(mm);
+    return s;
+}
+
+void tr_mpi_model_close(tr_mpi_model *mm)
+{
+    if (!mm) return;
+    tr_model_close(mm->part);
+    tr_mpi_map_free(mm->m->ctx, &mm->map);
+    tr_free(mm->m->ctx, mm);
+}
+
+/* ============================================================================
+ * 6. Running {mrun}: what a run knows
+ * ========================================================================= */
+
+/* A sequence that this rank has a hand in, and its tokens of the call in progress. */
+typedef struct tri_mpi_seq {
+    int64_t seq;                /* its number in the batch */
+    int64_t pos, T;             /* tokens before the call, tokens of the call: of all cp ranks */
+    int64_t *held;              /* [cp] rows of keys that each has */
+} tri_mpi_seq;
+
+typedef struct tri_mpi_record { size_t at, bytes; } tri_mpi_record;
+
+struct tr_mpi_run {
+    tr_mpi       *m;
+    tr_mpi_model *mm;
+    tr_run       *run;          /* of this rank's part */
+    tr_run_opts   opts;         /* of the whole */
+    tr_ops        local;        /* what computes; the run's table wraps it */
+    tr_mpi_group  tp, cp, ep, pp, stage;
+    int64_t       n;            /* sequences dealt here */
+    tri_mpi_seq  *mine;         /* [n or 1] */
+    int64_t      *len;          /* [B] tokens held, of all sequences */
+    int64_t      *T;  int32_t *ids;             /* of this rank's batch */
+    int64_t       most;         /* rows of the rank in this stage that has most, in this call */
+    int64_t      *held;         /* the lists of mine */
+    const tr_batch *whole;      /* the call in progress */
+    unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
+    tri_mpi_msg  *handed[2];  int n_handed;     /* pp: hidden state on its way */
+    void         *hand;  size_t hand_cap;
+};
+
+/* ============================================================================
+ * 7. Rows {rows}
+ *
+ * A product whose matrix is a band gives its columns alone, and stays so while what follows goes
+ * head by head or element by element: activations, rotations, norms of heads, attention, delta
+ * rules then take their share of the heads. Whoever needs the whole row gathers it first. So a
+ * feed-forward moves its F inner values and its D results, each once.
+ *
+ *     units    equal pieces of the columns that are dealt: heads, groups of heads, or columns
+ *
+ * Traps. Memory is used again: whatever is written anew is not in part any more. Which values are
+ * in part, and which are gathered when, is the same on all ranks of the axis, since it follows from
+ * the order of operators alone.
+ * ========================================================================= */
+
+typedef struct tri_mpi_operand {
+    tr_view *v;
+    int      dim;               /* heads or columns */
+    int      out;               /* written: in part afterwards */
+} tri_mpi_operand;
+
+/* Do two views touch common memory? By the span between their first and last elements. */
+static int tri_mpi_overlap(tr_view a, tr_view b)
+{
+    const unsigned char *p[2], *q[2];
+    for (int k = 0; k < 2; k++) {
+        tr_view v = k ? b : a;
+        int64_t last = 0;
+        for (int i = 0; i < v.rank; i++) {
+            if (!v.shape[i]) return 0;
+            last += (v.shape[i] - 1) * v.stride[i];
+        }
+        if (!v.data) return 0;
+        p[k] = (const unsigned char *)v.data;
+        q[k] = p[k] + (size_t)(last + 1) * tri_mpi_elem(v);
+    }
+    return p[0] < q[1] && p[1] < q[0];
+}
+
+/* v is written whole: what was in part there is no more. */
+static void tri_mpi_forget(tr_mpi *m, tr_view v)
+{
+    int n = 0;
+    for (int i = 0; i < m->n_held; i++)
+        if (!tri_mpi_overlap(m->held[i].x, v)) m->held[n++] = m->held[i];
+    m->n_held = n;
+}
+
+static const tri_mpi_held *tri_mpi_find(const tr_mpi *m, tr_view v)
+{
+    for (int i = 0; i < m->n_held; i++)
+        if (tri_mpi_overlap(m->held[i].x, v)) return &m->held[i];
+    return NULL;
+}
+
+/* v is read whole. */
+static tr_status tri_mpi_need(tr_mpi *m, tr_view v)
+{
+    const tri_mpi_held *h;
+    while ((h = tri_mpi_find(m, v)) != NULL) {
+        tri_mpi_held whole = *h;
+        tri_mpi_forget(m, whole.x);
+        TRI_MPI_TRY(tr_mpi_gather(m, TR_MPI_TP, TR_MPI_ROWS, "gather", whole.x, whole.dim,
+                                  whole.units));
+    }
+    return TR_OK;
+}
+
+/* v is written in part. */
+static tr_status tri_mpi_keep(tr_mpi *m, tr_view x, int dim, int64_t units)
+{
+    tri_mpi_held *h;
+    tri_mpi_forget(m, x);
+    if (!tr_view_numel(x)) return TR_OK;
+    if (m->n_held == TRI_MPI_HELD) TRI_MPI_TRY(tri_mpi_need(m, m->held[0].x));
+    h = &m->held[m->n_held++];
+    h->x = x;
+    h->dim = dim;
+    h->units = units;
+    return TR_OK;
+}
+
+/* Units in which the operands that are read are in part; 0: none is, or they do not agree, and then
+ * all have been made whole. */
+static tr_status tri_mpi_units(tr_mpi *m, const tri_mpi_operand *o, int n, int64_t *units)
+{
+    *units = 0;
+    for (int i = 0; i < n; i++) {
+        const tri_mpi_held *h = tri_mpi_find(m, *o[i].v);
+        if (!h || o[i].out) continue;
+        if (*units == 0) *units = h->units;
+        if (*units != h->units || h->dim != o[i].dim) *units = -1;
+    }
+    for (int i = 0; *units > 0 && i < n; i++)
+        if (!tr_view_is_none(*o[i].v) && o[i].v->shape[o[i].dim] % *units) *units = -1;
+    if (*units >= 0) return TR_OK;
+    *units = 0;
+    for (int i = 0; i < n; i++)
+        if (!o[i].out) TRI_MPI_TRY(tri_mpi_need(m, *o[i].v));
+    return TR_OK;
+}
+
+/* Cuts all operands down to this rank's share of the units; *empty: it has none. Those written are
+ * in part from now on. */
+static tr_status tri_mpi_cut(tr_mpi_run *r, const tri_mpi_operand *o, int n, int64_t units,
+                             int *empty)
+{
+    tr_range mine = tr_range_of(units, r->tp.n, r->tp.me);
+    *empty = 0;
+    if (!units) {
+        for (int i = 0; i < n; i++)
+            if (o[i].out) tri_mpi_forget(r->m, *o[i].v);
+        return TR_OK;
+    }
+    *empty = mine.begin == mine.end;
+    for (int i = 0; i < n; i++)
+        if (o[i].out && !tr_view_is_none(*o[i].v))
+            TRI_MPI_TRY(tri_mpi_keep(r->m, *o[i].v, o[i].dim, units));
+    for (int i = 0; i < n; i++)
+        if (!tr_view_is_none(*o[i].v))
+            *o[i].v = tri_mpi_share(*o[i].v, o[i].dim, units, r->tp.n, r->tp.me);
+    return TR_OK;
+}
+
+/* ---- operators that go head by head or element by element ------------------ */
+
+#define TRI_MPI_OPERANDS(o) ((int)(sizeof(o) / sizeof *(o)))
+
+/* The step that begins, for sentences and for whoever records. */
+static tr_mpi_run *tri_mpi_enter(void *user, const char *op)
+{
+    tr_mpi_run *r = (tr_mpi_run *)user;
+    r->m->layer = r->run && r->run->layer ? (int)r->run->layer->index : -1;
+    tri_mpi_event(r->m, TR_MPI_EVENT_STEP, op, -1, 0, 0);
+    return r;
+}
+
+/* The arguments a, cut to this rank's share by the operands o, through the local table. */
+#define TRI_MPI_SHARED(op)                                                          \
+    do {                                                                            \
+        int64_t units = 0;                                                          \
+        int empty = 0;                                                              \
+        if (r->tp.n > 1) {                                                          \
+            TRI_MPI_TRY(tri_mpi_units(r->m, o, TRI_MPI_OPERANDS(o), &units));       \
+            TRI_MPI_TRY(tri_mpi_cut(r, o, TRI_MPI_OPERANDS(o), units, &empty));     \
+        }                                                                           \
+        return empty ? TR_OK : r->local.op(r->local.user, ctx, &a);                 \
+    } while (0)
+
+/* A value written where it was read stays in part or whole, as it was. */
+static int tri_mpi_new_value(tr_view y, tr_view x) { return y.data != x.data; }
+
+static tr_status tri_mpi_norm(void *user, tr_ctx *ctx, const tr_norm_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "norm");
+    tr_norm_args a = *args;
+    tri_mpi_operand o[3] = { { &a.x, 1, 0 }, { &a.gate, 1, 0 }, { &a.y, 1, 0 } };
+    o[2].out = tri_mpi_new_value(a.y, a.x);
+    if (a.x.rank != 3) {                    /* over the whole row */
+        TRI_MPI_TRY(tri_mpi_need(r->m, a.x));
+        TRI_MPI_TRY(tri_mpi_need(r->m, a.gate));
+        if (o[2].out) tri_mpi_forget(r->m, a.y);
+        return r->local.norm(r->local.user, ctx, &a);
+    }
+    TRI_MPI_SHARED(norm);
+}
+
+static tr_status tri_mpi_glu(void *user, tr_ctx *ctx, const tr_glu_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "activation");
+    tr_glu_args a = *args;
+    tri_mpi_operand o[3] = { { &a.g, 1, 0 }, { &a.u, 1, 0 }, { &a.y, 1, 0 } };
+    o[2].out = tri_mpi_new_value(a.y, a.g) && tri_mpi_new_value(a.y, a.u);
+    TRI_MPI_SHARED(glu);
+}
+
+static tr_status tri_mpi_gate(void *user, tr_ctx *ctx, const tr_gate_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "gate");
+    tr_gate_args a = *args;
+    tri_mpi_operand o[3] = { { &a.x, 1, 0 }, { &a.g, 1, 0 }, { &a.y, 1, 0 } };
+    o[2].out = tri_mpi_new_value(a.y, a.x);
+    TRI_MPI_SHARED(gate);
+}
+
+static tr_status tri_mpi_gelu(void *user, tr_ctx *ctx, const tr_gelu_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "activation");
+    tr_gelu_args a = *args;
+    tri_mpi_operand o[2] = { { &a.x, 1, 0 }, { &a.y, 1, 0 } };
+    o[1].out = tri_mpi_new_value(a.y, a.x);
+    TRI_MPI_SHARED(gelu);
+}
+
+static tr_status tri_mpi_rope(void *user, tr_ctx *ctx, const tr_rope_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "rope");
+    tr_rope_args a = *args;
+    tri_mpi_operand o[1] = { { &a.x, 1, 0 } };
+    TRI_MPI_SHARED(rope);
+}
+
+static tr_status tri_mpi_decay(void *user, tr_ctx *ctx, const tr_decay_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "decay");
+    tr_decay_args a = *args;
+    tri_mpi_operand o[6] = { { &a.z, 1, 0 }, { &a.b, 1, 0 }, { &a.A_log, 0, 0 },
+                             { &a.dt_bias, 0, 0 }, { &a.g, 1, 1 }, { &a.beta, 1, 1 } };
+    TRI_MPI_SHARED(decay);
+}
+
+/* ---- products -------------------------------------------------------------- */
+
+static tr_status tri_mpi_matmul(void *user, tr_ctx *ctx, const tr_matmul_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, args->w->name);
+    tr_matmul_args a = *args;
+    int64_t O = a.y.shape[1];
+    if (r->tp.n == 1) return r->local.matmul(r->local.user, ctx, &a);
+    TRI_MPI_TRY(tri_mpi_need(r->m, a.x));
+    if (!a.w->unit) {                       /* not a band */
+        tri_mpi_forget(r->m, a.y);
+        return r->local.matmul(r->local.user, ctx, &a);
+    }
+    TRI_MPI_TRY(tri_mpi_keep(r->m, a.y, 1, O / a.w->unit));
+    a.y = tr_view_slice(a.y, 1, a.w->row0, a.w->rows);
+    if (!tr_view_is_none(a.bias)) a.bias = tr_view_slice(a.bias, 0, a.w->row0, a.w->rows);
+    return a.w->rows ? r->local.matmul(r->local.user, ctx, &a) : TR_OK;
+}
+
+static int64_t tri_mpi_id(const tr_embed_args *a, int64_t n)
+{
+    return ((const int32_t *)a->ids.data)[n * a->ids.stride[0]];
+}
+
+/* Each token's row from the rank whose band of the table has it. All ranks know all ids, so each
+ * knows what it gives and gets: `from` its own rows, packed, and those of the others behind. */
+static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "embedding");
+    tr_embed_args a = *args;
+    int64_t N = a.ids.shape[0], D = a.y.shape[1], V = r->mm->part->cfg.vocab, n = 0;
+    tr_mpi_part *send, *recv;
+    tr_view rows;
+    int32_t *own;
+    void *p;
+    int k = 0;
+    size_t row = (size_t)D * tri_mpi_elem(a.y), at = 0;
+    if (r->tp.n == 1 || !N) return N ? r->local.embed(r->local.user, ctx, &a) : TR_OK;
+    tri_mpi_forget(r->m, a.y);
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, (size_t)N * row, &p));
+    rows = tr_view2(p, a.y.dtype, N, D);
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, (size_t)N * sizeof *own, &p));
+    own = (int32_t *)p;
+    for (int64_t t = 0; t < N; t++) {
+        int64_t id = tri_mpi_id(&a, t) - a.w->row0;
+        if (id >= 0 && id < a.w->rows) own[n++] = (int32_t)id;
+    }
+    a.ids = tr_view1(own, TR_I32, n);
+    a.y = tr_view_slice(rows, 0, 0, n);
+    if (n) TRI_MPI_TRY(r->local.embed(r->local.user, ctx, &a));
+    TRI_MPI_TRY(tri_mpi_parts(r->m, r->tp.n, &send, &recv));
+    for (int i = 0; i < r->tp.n; i++) {
+        tr_range band = tr_range_of(V, r->tp.n, i);
+        int64_t have = 0;
+        for (int64_t t = 0; t < N; t++)
+            have += tri_mpi_id(args, t) >= band.begin && tri_mpi_id(args, t) < band.end;
+        if (i == r->tp.me) continue;
+        recv[k].peer = send[k].peer = r->tp.first + i * r->tp.step;
+        recv[k].data = (unsigned char *)rows.data + (size_t)n * row + at;
+        recv[k].bytes = (uint64_t)have * row;
+        send[k].data = rows.data;
+        send[k].bytes = (uint64_t)n * row;
+        at += (size_t)recv[k++].bytes;
+    }
+    TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_ROWS, "embedding", send, k, recv, k));
+    for (int i = -1, j = 0; i < r->tp.n; i++) {     /* this rank's rows first, then the others' */
+        tr_range band = tr_range_of(V, r->tp.n, i < 0 ? r->tp.me : i);
+        if (i == r->tp.me) continue;
+        for (int64_t t = 0; t < N; t++) {
+            int64_t id = tri_mpi_id(args, t);
+            if (id < band.begin || id >= band.end) continue;
+            TRI_MPI_TRY(tr_view_copy(ctx, tr_view_slice(args->y, 0, t, 1),
+                                     tr_view_slice(rows, 0, j++, 1)));
+        }
+    }
+    return TR_OK;
+}
+
+/* ---- what reads everything ------------------------------------------------- */
+
+#define TRI_MPI_WHOLE(op, args_type, y, ...)                                        \
+    static tr_status tri_mpi_##op(void *user, tr_ctx *ctx, const args_type *a)      \
+    {                                                                               \
+        tr_mpi_run *r = tri_mpi_enter(user, #op);                                   \
+        const tr_view in[] = { __VA_ARGS__ };                                       \
+        for (size_t i = 0; i < sizeof in / sizeof *in; i++)                         \
+            TRI_MPI_TRY(tri_mpi_need(r->m, in[i]));                                 \
+        tri_mpi_forget(r->m, y);                                                    \
+        return r->local.op(r->local.user, ctx, a);                                  \
+    }
+TRI_MPI_WHOLE(add, tr_add_args, a->y, a->a, a->b)
+TRI_MPI_WHOLE(copy, tr_copy_args, a->y, a->x)
+TRI_MPI_WHOLE(mix, tr_mix_args, a->y, a->snaps, a->h)
+TRI_MPI_WHOLE(route, tr_route_args, a->scores, a->logits)
+TRI_MPI_WHOLE(dispatch, tr_dispatch_args, a->order, a->ids)
+TRI_MPI_WHOLE(pos, tr_pos_args, a->y, a->y)
+TRI_MPI_WHOLE(merge, tr_merge_args, a->y, a->x)
+#undef TRI_MPI_WHOLE
+
+static tr_status tri_mpi_whole(void *user, tr_ctx *ctx, tr_view x)
+{
+    (void)ctx;
+    return tri_mpi_need(((tr_mpi_run *)user)->m, x);
+}
+
+/* ============================================================================
+ * 8. Context {cp}
+ *
+ * A prompt's tokens of one call are dealt to the cp ranks in order. Between them goes what the
+ * state would have been: the recurrent state after the rank before, overwritten by the rank's own
+ * tokens and handed on; and the rows of keys and values of all tokens before, which each rank
+ * passes to the next. So each computes from what one rank would have had at its first token.
+ *
+ *     call of T tokens at pos:   rank j has [pos + floor(T j / cp), pos + floor(T (j + 1) / cp))
+ *     the last rank always has some, holds all rows, and gives the first one what it held before
+ *
+ * Traps. Ranks without a token of a sequence are stepped over, and both sides must step over the
+ * same ones. What the last rank gives away is of before the call: it must leave before what comes
+ * in overwrites it.
+ * ========================================================================= */
+
+typedef struct tri_mpi_link {   /* ranks; -1: none */
+    int from, to, give;
+    int64_t pos, to_row, give_row;      /* rows held by `to` and by `give` before they are given */
+    int64_t to_pos, held;
+} tri_mpi_link;
+
+static tr_range tri_mpi_tokens(const tr_mpi_run *r, const tri_mpi_seq *q, int j)
+{
+    return tr_range_of(q->T, r->cp.n, j);
+}
+
+/* The sequence whose memory of that kind, in the layer at work, begins at `data`; NULL: none. */
+static const tri_mpi_seq *tri_mpi_seq_of(const tr_mpi_run *r, tr_state_kind first,
+                                         tr_state_kind last, const void *data)
+{
+    if (r->cp.n == 1 || !r->run->layer) return NULL;
+    for (int k = (int)first; k <= (int)last; k++)
+        for (int64_t b = 0; b < r->n; b++)
+            if (tr_state_slot(&r->run->state, r->run->layer->index, (tr_state_kind)k, b).data ==
+                data) return &r->mine[b];
+    return NULL;
+}
+
+static int tri_mpi_cp_rank(const tr_mpi_run *r, int j)
+{
+    return j < 0 ? -1 : r->cp.first + j * r->cp.step;
+}
+
+static tri_mpi_link tri_mpi_link_of(const tr_mpi_run *r, const tri_mpi_seq *q)
+{
+    int me = r->cp.me, last = r->cp.n - 1, first = last, from = -1, to = -1, give = -1;
+    tri_mpi_link l;
+    for (int j = 0; j <= last; j++) {
+        tr_range t = tri_mpi_tokens(r, q, j);
+        if (t.begin == t.end) continue;
+        if (j < first) first = j;
+        if (j < me) from = j;
+        if (j > me && to < 0) to = j;
+    }
+    if (q->pos && first != last) {
+        if (me == first) from = last;
+        if (me == last) give = first;
+    }
+    l.from = tri_mpi_cp_rank(r, from);
+    l.to = tri_mpi_cp_rank(r, to);
+    l.give = tri_mpi_cp_rank(r, give);
+    l.pos = q->pos + tri_mpi_tokens(r, q, me).begin;
+    l.held = q->held[me];
+    l.to_row = to < 0 ? 0 : q->held[to];
+    l.to_pos = q->pos + (to < 0 ? 0 : tri_mpi_tokens(r, q, to).begin);
+    l.give_row = give < 0 ? 0 : q->held[give];
+    return l;
+}
+
+static tr_mpi_part tri_mpi_part_of(int peer, tr_view v)
+{
+    tr_mpi_part p;
+    p.peer = peer;
+    p.data = v.data;
+    p.bytes = tri_mpi_bytes(v);
+    return p;
+}
+
+/* What is overwritten, before the operator: give the old one away, take the one from before. */
+static tr_status tri_mpi_take_state(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
+                                    tr_view v)
+{
+    tr_mpi_part give = tri_mpi_part_of(l->give, v), take = tri_mpi_part_of(l->from, v);
+    if (l->give >= 0)
+        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &give, 1, NULL, 0));
+    if (l->from >= 0)
+        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, NULL, 0, &take, 1));
+    return TR_OK;
+}
+
+/* And after it: hand it on. */
+static tr_status tri_mpi_hand_state(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
+                                    tr_view v)
+{
+    tr_mpi_part hand = tri_mpi_part_of(l->to, v);
+    if (l->to < 0) return TR_OK;
+    return tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &hand, 1, NULL, 0);
+}
+
+/* Rows [0, pos) of v are made complete here, and those that the next rank lacks go on. */
+static tr_status tri_mpi_pass_rows(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
+                                   const tri_mpi_seq *q, tr_view v)
+{
+    tr_mpi_part p;
+    if (l->give >= 0) {
+        p = tri_mpi_part_of(l->give, tr_view_slice(v, 0, l->give_row, q->pos - l->give_row));
+        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &p, 1, NULL, 0));
+    }
+    if (l->from >= 0) {
+        p = tri_mpi_part_of(l->from, tr_view_slice(v, 0, l->held, l->pos - l->held));
+        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, NULL, 0, &p, 1));
+    }
+    if (l->to < 0) return TR_OK;
+    p = tri_mpi_part_of(l->to, tr_view_slice(v, 0, l->to_row, l->to_pos - l->to_row));
+    return tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &p, 1, NULL, 0);
+}
+
+static tr_status tri_mpi_shortconv(void *user, tr_ctx *ctx, const tr_conv_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "short convolution");
+    tr_conv_args a = *args;
+    tri_mpi_operand o[4] = { { &a.x, 1, 0 }, { &a.w, 0, 0 }, { &a.hist, 0, 0 }, { &a.y, 1, 1 } };
+    const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_CONV_Q, TR_STATE_CONV_V, a.hist.data);
+    tri_mpi_link l;
+    int64_t units = 0;
+    int empty = 0;
+    if (r->tp.n > 1) {
+        TRI_MPI_TRY(tri_mpi_units(r->m, o, 4, &units));
+        TRI_MPI_TRY(tri_mpi_cut(r, o, 4, units, &empty));
+    }
+    if (empty) return TR_OK;
+    if (!q) return r->local.shortconv(r->local.user, ctx, &a);
+    l = tri_mpi_link_of(r, q);
+    TRI_MPI_TRY(tri_mpi_take_state(r, &l, "short convolution", a.hist));
+    TRI_MPI_TRY(r->local.shortconv(r->local.user, ctx, &a));
+    return tri_mpi_hand_state(r, &l, "short convolution", a.hist);
+}
+
+static tr_status tri_mpi_delta(void *user, tr_ctx *ctx, const tr_delta_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "delta rule");
+    tr_delta_args a = *args;
+    tri_mpi_operand o[7] = { { &a.q, 1, 0 }, { &a.k, 1, 0 }, { &a.v, 1, 0 }, { &a.g, 1, 0 },
+                             { &a.beta, 1, 0 }, { &a.S, 0, 0 }, { &a.o, 1, 1 } };
+    const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_DELTA, TR_STATE_DELTA, a.S.data);
+    tri_mpi_link l;
+    int64_t units = 0;
+    int empty = 0;
+    if (r->tp.n > 1) {
+        TRI_MPI_TRY(tri_mpi_units(r->m, o, 7, &units));
+        TRI_MPI_TRY(tri_mpi_cut(r, o, 7, units, &empty));
+    }
+    if (empty) return TR_OK;
+    if (!q) return r->local.delta(r->local.user, ctx, &a);
+    l = tri_mpi_link_of(r, q);
+    TRI_MPI_TRY(tri_mpi_take_state(r, &l, "delta rule", a.S));
+    TRI_MPI_TRY(r->local.delta(r->local.user, ctx, &a));
+    return tri_mpi_hand_state(r, &l, "delta rule", a.S);
+}
+
+static tr_status tri_mpi_attn(void *user, tr_ctx *ctx, const tr_attn_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "attention");
+    tr_attn_args a = *args;
+    tri_mpi_operand o[6] = { { &a.q, 1, 0 }, { &a.k, 1, 0 }, { &a.v, 1, 0 }, { &a.sink, 0, 0 },
+                             { &a.probs, 0, 1 }, { &a.y, 1, 1 } };
+    const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_K, TR_STATE_K, a.k.data);
+    if (q) {
+        tri_mpi_link l = tri_mpi_link_of(r, q);
+        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "keys", q, a.k));
+        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "values", q, a.v));
+    }
+    TRI_MPI_SHARED(attn);
+}
+
+/* kv_b is a band of whole heads, and so is what comes of it. */
+static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "latent attention");
+    tr_mla_args a = *args;
+    int64_t H = a.q.shape[1];
+    tri_mpi_operand o[5] = { { &a.q, 1, 0 }, { &a.kv, 1, 1 }, { &a.absorbed, 1, 1 },
+                             { &a.probs, 0, 1 }, { &a.y, 1, 1 } };
+    const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_LATENT, TR_STATE_LATENT, a.latent.data);
+    int64_t units = 0;
+    int empty = 0;
+    if (q) {
+        tri_mpi_link l = tri_mpi_link_of(r, q);
+        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "latent rows", q, a.latent));
+    }
+    if (r->tp.n > 1) {
+        TRI_MPI_TRY(tri_mpi_units(r->m, o, 5, &units));
+        TRI_MPI_TRY(tri_mpi_cut(r, o, 5, H, &empty));
+    }
+    return empty ? TR_OK : r->local.mla(r->local.user, ctx, &a);
+}
+
+/* ============================================================================
+ * 4. Experts {ep}: tokens to their experts, answers back
+ *
+ *     each rank:   its tokens' rows, one message a place and segment  -->
+ *                  rows of all ranks: one call of the local operator a segment, all experts held
+ *                  <--  answers, unweighted, one row a (token, expert)
+ *
+ * The tokens of a tp group are the same on its ranks, so each sends its share of the rows, and the
+ * combined rows are gathered. Segments are shares of the tokens: while one is computed the next is
+ * under way. Weights are decoded once a segment, so there are only as many as there is work for.
+ *
+ * Traps. A rank without tokens still holds experts that others want: it enters with no rows. Room
+ * is needed for what others send, which only they know, so counts go first.
+ * ========================================================================= */
+
+enum { TRI_MPI_SEGMENTS = 4, TRI_MPI_SEGMENT_ROWS = 256 };
+
+typedef struct tri_mpi_pair { int32_t row, expert; } tri_mpi_pair;  /* row within its message */
+
+/* What goes to or comes from one place in one segment. */
+typedef struct tri_mpi_lot {
+    int64_t rows, pairs;                    /* how many */
+    int64_t row_at, pair_at;                /* where they begin in the buffers */
+    tri_mpi_msg *x, *y;                     /* rows; answers */
+} tri_mpi_lot;
+
+typedef struct tri_mpi_trip {
+    tr_mpi_run *r;
+    const tr_experts_args *a;
+    int      S, G;                          /* places, segments */
+    int64_t  K, I, O, E;
+    size_t   elem;
+    tr_range own;                           /* tokens that this rank sends */
+    int32_t *expert;                        /* [N K] of each slot; -1 none */
+    tri_mpi_lot *out, *in;                  /* [G, S] */
+    int64_t  out_rows, out_pairs, in_rows, in_pairs;
+    tri_mpi_pair *out_pair, *in_pair;
+    int32_t *slot;                          /* [out_pairs] slot of a->y that a pair is for */
+    unsigned char *out_x, *in_x, *out_y, *in_y;
+} tri_mpi_trip;
+
+static tri_mpi_lot *tri_mpi_lot_of(tri_mpi_lot *lot, const tri_mpi_trip *t, int g, int s)
+{
+    return &lot[g * t->S + s];
+}
+
+/* Who computes expert e for token n: this place if it can, else holders in turn. */
+static int tri_mpi_holder(const tri_mpi_trip *t, int64_t layer, int64_t e, int64_t n)
+{
+    const tr_mpi_map *map = &t->r->mm->map;
+    int me = t->r->stage.me, found = 0, k;
+    if (tri_mpi_held_at(map, me, layer)[e]) return me;
+    for (int s = 0; s < t->S; s++) found += tri_mpi_held_at(map, s, layer)[e] != 0;
+    k = (int)((n + me) % found);
+    for (int s = 0; s < t->S; s++)
+        if (tri_mpi_held_at(map, s, layer)[e] && k-- == 0) return s;
+    return me;
+}
+
+/* One walk over this rank's tokens: counts (fill 0), or writes pairs, slots and rows. */
+static tr_status tri_mpi_pack(tri_mpi_trip *t, int fill)
+{
+    int64_t layer = t->r->run->layer->index, R = t->own.end - t->own.begin;
+    int64_t *last;                          /* [S] the token whose row went there last */
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, 6, (size_t)t->S * sizeof *last, &p));
+    last = (int64_t *)p;
+    for (int s = 0; s < t->S; s++) last[s] = -1;
+    for (int i = 0; i < t->G * t->S; i++) t->out[i].rows = t->out[i].pairs = 0;
+    for (int g = 0; g < t->G; g++) {
+        tr_range part = tr_range_of(R, t->G, g);
+        for (int64_t n = t->own.begin + part.begin; n < t->own.begin + part.end; n++)
+            for (int64_t j = 0; j < t->K; j++) {
+                int64_t e = t->expert[n * t->K + j];
+                tri_mpi_lot *lot;
+                int s;
+                if (e < 0) continue;
+                s = tri_mpi_holder(t, layer, e, n);
+                lot = tri_mpi_lot_of(t->out, t, g, s);
+                if (last[s] != n) {
+                    if (fill)
+                        TRI_MPI_TRY(tr_view_copy(t->r->m->ctx,
+                            tr_view2(t->out_x + (size_t)((lot->row_at + lot->rows) * t->I) *
+                                     t->elem, t->a->x.dtype, 1, t->I),
+                            tr_view_slice(t->a->x, 0, n, 1)));
+                    last[s] = n;
+                    lot->rows++;
+                }
+                if (fill) {
+                    int64_t i = lot->pair_at + lot->pairs;
+                    t->out_pair[i].row = (int32_t)(lot->rows - 1);
+                    t->out_pair[i].expert = (int32_t)e;
+                    t->slot[i] = (int32_t)(n * t->K + j);
+                }
+                lot->pairs++;
+            }
+    }
+    return TR_OK;
+}
+
+/* Places in the buffers: rows by segment, then place; pairs by place, then segment, as they are
+ * sent together. */
+static void tri_mpi_lay(const tri_mpi_trip *t, tri_mpi_lot *lot, int64_t *rows, int64_t *pairs)
+{
+    *rows = *pairs = 0;
+    for (int g = 0; g < t->G; g++)
+        for (int s = 0; s < t->S; s++) {
+            tri_mpi_lot_of(lot, t, g, s)->row_at = *rows;
+            *rows += tri_mpi_lot_of(lot, t, g, s)->rows;
+        }
+    for (int s = 0; s < t->S; s++)
+        for (int g = 0; g < t->G; g++) {
+            tri_mpi_lot_of(lot, t, g, s)->pair_at = *pairs;
+            *pairs += tri_mpi_lot_of(lot, t, g, s)->pairs;
+        }
+}
+
+/* Counts to and from all places. */
+static tr_status tri_mpi_counts(tri_mpi_trip *t)
+{
+    tr_mpi *m = t->r->m;
+    tr_mpi_part *send, *recv;
+    int64_t *c, each = 2 * t->G;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_parts(m, t->S, &send, &recv));
+    TRI_MPI_TRY(tri_mpi_scratch(m, 6, (size_t)(2 * t->S * each) * sizeof *c, &p));
+    c = (int64_t *)p;
+    for (int s = 0; s < t->S; s++) {
+        for (int g = 0; g < t->G; g++) {
+            c[s * each + 2 * g] = tri_mpi_lot_of(t->out, t, g, s)->rows;
+            c[s * each + 2 * g + 1] = tri_mpi_lot_of(t->out, t, g, s)->pairs;
+        }
+        send[s].peer = recv[s].peer = t->r->stage.first + s;
+        send[s].data = c + s * each;
+        recv[s].data = c + (t->S + s) * each;
+        send[s].bytes = recv[s].bytes = (uint64_t)each * sizeof *c;
+    }
+    TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_DISPATCH, "counts", send, t->S, recv, t->S));
+    for (int s = 0; s < t->S; s++)
+        for (int g = 0; g < t->G; g++) {
+            const int64_t *n = c + (t->S + s) * each + 2 * g;
+            tri_mpi_lot_of(t->in, t, g, s)->rows = n[0];
+            tri_mpi_lot_of(t->in, t, g, s)->pairs = n[1];
+            if (n[0] < 0 || n[1] < n[0] || n[1] > n[0] * t->K)
+                return tr_fail(m->ctx, TR_ERR_PEER, "rank %d sends %lld rows for %lld answers",
+                               t->r->stage.first + s, (long long)n[0], (long long)n[1]);
+        }
+    return TR_OK;
+}
+
+/* Which answers are wanted of which rows. */
+static tr_status tri_mpi_pairs(tri_mpi_trip *t)
+{
+    tr_mpi *m = t->r->m;
+    tr_mpi_part *send, *recv;
+    TRI_MPI_TRY(tri_mpi_parts(m, t->S, &send, &recv));
+    for (int s = 0; s < t->S; s++) {
+        int64_t out = tri_mpi_lot_of(t->out, t, 0, s)->pair_at;
+        int64_t in = tri_mpi_lot_of(t->in, t, 0, s)->pair_at;
+        int64_t out_end = s + 1 < t->S ? tri_mpi_lot_of(t->out, t, 0, s + 1)->pair_at : t->out_pairs;
+        int64_t in_end = s + 1 < t->S ? tri_mpi_lot_of(t->in, t, 0, s + 1)->pair_at : t->in_pairs;
+        send[s].peer = recv[s].peer = t->r->stage.first + s;
+        send[s].data = t->out_pair + out;
+        send[s].bytes = (uint64_t)(out_end - out) * sizeof *t->out_pair;
+        recv[s].data = t->in_pair + in;
+        recv[s].bytes = (uint64_t)(in_end - in) * sizeof *t->in_pair;
+    }
+    return tr_mpi_exchange(m, TR_MPI_DISPATCH, "pairs", send, t->S, recv, t->S);
+}
+
+/* Begins one message of each lot; those of this rank itself are copied, and NULL. */
+static tr_status tri_mpi_post_lots(tri_mpi_trip *t, int sends, int answers, int g)
+{
+    tr_mpi *m = t->r->m;
+    int outward = sends != answers;         /* rows leave by `out`, answers by `in` */
+    tri_mpi_lot *lots = outward ? t->out : t->in;
+    size_t each = (size_t)(answers ? t->O : t->I) * t->elem;
+    for (int s = 0; s < t->S; s++) {
+        tri_mpi_lot *lot = tri_mpi_lot_of(lots, t, g, s), *own;
+        tri_mpi_msg **x = answers ? &lot->y : &lot->x;
+        int64_t n = answers ? lot->pairs : lot->rows, at = answers ? lot->pair_at : lot->row_at;
+        unsigned char *buf = answers ? (sends ? t->out_y : t->in_y) : (sends ? t->out_x : t->in_x);
+        tr_mpi_part p;
+        *x = NULL;
+        p.peer = t->r->stage.first + s;
+        p.data = buf + (size_t)at * each;
+        p.bytes = (uint64_t)n * each;
+        if (!n) continue;
+        if (s != t->r->stage.me) {
+            TRI_MPI_TRY(tri_mpi_post(m, sends, answers ? TR_MPI_COMBINE : TR_MPI_DISPATCH,
+                                     answers ? "answers" : "tokens", &p, x));
+        } else if (sends) {
+            own = tri_mpi_lot_of(outward ? t->in : t->out, t, g, s);
+            memcpy((answers ? t->in_y : t->in_x) +
+                   (size_t)(answers ? own->pair_at : own->row_at) * each, p.data, (size_t)p.bytes);
+        }
+    }
+    return TR_OK;
+}
+
+/* Waits for what was begun of the lots of segment g: their rows or their answers. */
+static tr_status tri_mpi_wait_lots(tri_mpi_trip *t, tri_mpi_lot *lots, int answers, int g)
+{
+    tri_mpi_msg **x;
+    void *p;
+    int n = 0;
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, 1, (size_t)t->S * sizeof *x, &p));
+    x = (tri_mpi_msg **)p;
+    for (int s = 0; s < t->S; s++) {
+        tri_mpi_lot *lot = tri_mpi_lot_of(lots, t, g, s);
+        tri_mpi_msg **y = answers ? &lot->y : &lot->x;
+        if (*y) x[n++] = *y;
+        *y = NULL;
+    }
+    return tri_mpi_wait(t->r->m, x, n);
+}
+
+/* The experts held here that have tokens must be sound; in order of their index. */
+static tr_status tri_mpi_sound(tri_mpi_trip *t, const int32_t *offset)
+{
+    tr_layer *ly = &t->r->mm->part->layer[t->r->run->layer->index - t->r->mm->part->first];
+    for (int64_t e = 0; e < t->E; e++)
+        for (int k = 0; offset[e] < offset[e + 1] && k < 3; k++) {
+            tr_weight *w = &ly->expert[k][e];
+            if (!w->format)
+                return tr_fail(t->r->m->ctx, TR_ERR_PEER, "tokens came for expert %lld, which this "
+                               "rank does not hold", (long long)e);
+            if (!w->finite) TRI_MPI_TRY(tr_weight_check(t->r->m->ctx, w));
+        }
+    return TR_OK;
+}
+
+/* Segment g: all rows that came, through the local operator; answers packed by pair. */
+static tr_status tri_mpi_segment(tri_mpi_trip *t, int g)
+{
+    tr_mpi *m = t->r->m;
+    tri_mpi_lot *first = tri_mpi_lot_of(t->in, t, g, 0);
+    tr_experts_args b = *t->a;
+    int64_t rows = 0, pairs = 0, base = 0, F = t->a->g.shape[1], slots, k = 0;
+    int32_t *offset, *order, *at, *used;
+    void *p;
+    for (int s = 0; s < t->S; s++) {
+        rows += first[s].rows;
+        pairs += first[s].pairs;
+    }
+    if (!pairs) return TR_OK;
+    slots = rows * t->K;
+    if (slots > INT32_MAX)
+        return tr_fail(m->ctx, TR_ERR_RANGE, "%lld tokens for the experts of one rank at a time; "
+                       "run smaller pieces", (long long)rows);
+    TRI_MPI_TRY(tri_mpi_scratch(m, 6, (size_t)(t->E + 1 + slots + pairs + rows) * sizeof *at, &p));
+    offset = (int32_t *)p;
+    order = offset + t->E + 1;
+    at = order + slots;                     /* slot of each pair */
+    used = at + pairs;                      /* slots of each row */
+    memset(offset, 0, (size_t)(t->E + 1) * sizeof *offset);
+    memset(order, 0xff, (size_t)slots * sizeof *order);
+    memset(used, 0, (size_t)rows * sizeof *used);
+    for (int s = 0; s < t->S; base += first[s++].rows)
+        for (int64_t i = 0; i < first[s].pairs; i++, k++) {
+            tri_mpi_pair q = t->in_pair[first[s].pair_at + i];
+            if (q.row < 0 || q.row >= first[s].rows || q.expert < 0 || q.expert >= t->E ||
+                used[base + q.row] == t->K)
+                return tr_fail(m->ctx, TR_ERR_PEER, "rank %d asks for expert %d of row %d of %lld",
+                               t->r->stage.first + s, q.expert, q.row, (long long)first[s].rows);
+            at[k] = (int32_t)((base + q.row) * t->K + used[base + q.row]++);
+            offset[q.expert + 1]++;
+        }
+    for (int64_t e = 0; e < t->E; e++) offset[e + 1] += offset[e];
+    TRI_MPI_TRY(tri_mpi_sound(t, offset));
+    k = 0;
+    for (int s = 0; s < t->S; s++)
+        for (int64_t i = 0; i < first[s].pairs; i++)
+            order[offset[t->in_pair[first[s].pair_at + i].expert]++] = at[k++];
+    for (int64_t e = t->E; e > 0; e--) offset[e] = offset[e - 1];
+    offset[0] = 0;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 7, (size_t)slots * (size_t)t->O * t->elem, &p));
+    b.y = tr_view3(p, t->a->y.dtype, rows, t->K, t->O);
+    b.x = tr_view2(t->in_x + (size_t)(first[0].row_at * t->I) * t->elem, t->a->x.dtype, rows, t->I);
+    b.order = tr_view1(order, TR_I32, slots);
+    b.offset = tr_view1(offset, TR_I32, t->E + 1);
+    TRI_MPI_TRY(tri_mpi_scratch(m, 8, (size_t)(slots * F) * t->elem, &p));
+    b.g = tr_view2(p, t->a->g.dtype, slots, F);
+    TRI_MPI_TRY(tri_mpi_scratch(m, 9, (size_t)(slots * F) * t->elem, &p));
+    b.u = tr_view2(p, t->a->u.dtype, slots, F);
+    TRI_MPI_TRY(t->r->local.experts(t->r->local.user, m->ctx, &b));
+    k = 0;
+    for (int s = 0; s < t->S; s++)
+        for (int64_t i = 0; i < first[s].pairs; i++, k++)
+            memcpy(t->out_y + (size_t)((first[s].pair_at + i) * t->O) * t->elem,
+                   (const unsigned char *)b.y.data + (size_t)(at[k] * t->O) * t->elem,
+                   (size_t)t->O * t->elem);
+    return TR_OK;
+}
+
+/* Answers of segment g to their slots. */
+static tr_status tri_mpi_unpack(tri_mpi_trip *t, int g)
+{
+    for (int s = 0; s < t->S; s++) {
+        const tri_mpi_lot *lot = tri_mpi_lot_of(t->out, t, g, s);
+        for (int64_t i = lot->pair_at; i < lot->pair_at + lot->pairs; i++) {
+            tr_view token = tr_view_at(t->a->y, t->slot[i] / t->K);
+            TRI_MPI_TRY(tr_view_copy(t->r->m->ctx, tr_view_slice(token, 0, t->slot[i] % t->K, 1),
+                tr_view2(t->in_y + (size_t)(i * t->O) * t->elem, t->a->y.dtype, 1, t->O)));
+        }
+    }
+    return TR_OK;
+}
+
+static tr_status tri_mpi_trip_buffers(tri_mpi_trip *t)
+{
+    tr_mpi *m = t->r->m;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 10, (size_t)t->out_pairs * sizeof *t->out_pair, &p));
+    t->out_pair = (tri_mpi_pair *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 11, (size_t)t->in_pairs * sizeof *t->in_pair, &p));
+    t->in_pair = (tri_mpi_pair *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 12, (size_t)t->out_pairs * sizeof *t->slot, &p));
+    t->slot = (int32_t *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 13, (size_t)(t->out_rows * t->I) * t->elem, &p));
+    t->out_x = (unsigned char *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 14, (size_t)(t->in_rows * t->I) * t->elem, &p));
+    t->in_x = (unsigned char *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, 15, (size_t)((t->in_pairs + t->out_pairs) * t->O) * t->elem, &p));
+    t->out_y = (unsigned char *)p;
+    t->in_y = t->out_y + (size_t)(t->in_pairs * t->O) * t->elem;
+    return TR_OK;
+}
+
+/* There and back. */
+static tr_status tri_mpi_travel(tri_mpi_trip *t)
+{
+    TRI_MPI_TRY(tri_mpi_pack(t, 0));
+    TRI_MPI_TRY(tri_mpi_counts(t));
+    tri_mpi_lay(t, t->out, &t->out_rows, &t->out_pairs);
+    tri_mpi_lay(t, t->in, &t->in_rows, &t->in_pairs);
+    TRI_MPI_TRY(tri_mpi_trip_buffers(t));
+    TRI_MPI_TRY(tri_mpi_pack(t, 1));
+    TRI_MPI_TRY(tri_mpi_pairs(t));
+    for (int g = 0; g < t->G; g++) TRI_MPI_TRY(tri_mpi_post_lots(t, 0, 0, g));
+    for (int g = 0; g < t->G; g++) TRI_MPI_TRY(tri_mpi_post_lots(t, 1, 0, g));
+    for (int g = 0; g < t->G; g++) TRI_MPI_TRY(tri_mpi_post_lots(t, 0, 1, g));
+    for (int g = 0; g < t->G; g++) {
+        TRI_MPI_TRY(tri_mpi_wait_lots(t, t->in, 0, g));
+        TRI_MPI_TRY(tri_mpi_segment(t, g));
+        TRI_MPI_TRY(tri_mpi_post_lots(t, 1, 1, g));
+    }
+    for (int g = 0; g < t->G; g++) {
+        TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 0, g));
+        TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 1, g));
+        TRI_MPI_TRY(tri_mpi_wait_lots(t, t->in, 1, g));
+        TRI_MPI_TRY(tri_mpi_unpack(t, g));
+    }
+    return TR_OK;
+}
+
+static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args *a)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "experts");
+    const int32_t *order = (const int32_t *)a->order.data, *at = (const int32_t *)a->offset.data;
+    int64_t N = a->x.shape[0], G = r->most / TRI_MPI_SEGMENT_ROWS;
+    tri_mpi_trip t;
+    void *p;
+    tr_status s = tri_mpi_need(r->m, a->x);
+    if (s != TR_OK) return s;
+    if (r->stage.n == 1) {
+        tri_mpi_forget(r->m, a->y);
+        return N ? r->local.experts(r->local.user, ctx, a) : TR_OK;
+    }
+    memset(&t, 0, sizeof t);
+    t.r = r;
+    t.a = a;
+    t.S = r->stage.n;
+    t.G = G < 1 ? 1 : G > TRI_MPI_SEGMENTS ? TRI_MPI_SEGMENTS : (int)G;
+    t.K = a->y.shape[1];
+    t.I = a->x.shape[1];
+    t.O = a->y.shape[2];
+    t.E = a->offset.shape[0] - 1;
+    t.elem = tri_mpi_elem(a->x);
+    t.own = tr_range_of(N, r->tp.n, r->tp.me);
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, 2 * (size_t)(t.G * t.S) * sizeof *t.out, &p));
+    t.out = (tri_mpi_lot *)p;
+    t.in = t.out + t.G * t.S;
+    memset(t.out, 0, 2 * (size_t)(t.G * t.S) * sizeof *t.out);
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, (size_t)(N * t.K) * sizeof *t.expert, &p));
+    t.expert = (int32_t *)p;
+    for (int64_t i = 0; i < N * t.K; i++) t.expert[i] = -1;
+    for (int64_t e = 0; e < t.E; e++)
+        for (int32_t i = at[e]; i < at[e + 1]; i++) t.expert[order[i]] = (int32_t)e;
+    for (int64_t n = t.own.begin; n < t.own.end; n++)       /* a slot that no expert has is 0 */
+        for (int64_t j = 0; j < t.K; j++)
+            if (t.expert[n * t.K + j] < 0) {
+                tr_view v = tr_view_slice(tr_view_at(a->y, n), 0, j, 1);
+                memset(v.data, 0, (size_t)t.O * t.elem);
+            }
+    if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_keep(r->m, a->y, 0, N));
+    return tri_mpi_travel(&t);
+}
+
+/* Each rank of a tp group combines the tokens that it sent away. */
+static tr_status tri_mpi_combine(void *user, tr_ctx *ctx, const tr_combine_args *args)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "combine");
+    tr_combine_args a = *args;
+    tri_mpi_operand o[3] = { { &a.x, 0, 0 }, { &a.weights, 0, 0 }, { &a.y, 0, 1 } };
+    TRI_MPI_SHARED(combine);
+}
+
+/* ---- the table -------------------------------------------------------------- */
+
+static tr_ops tri_mpi_ops(tr_mpi_run *r)
+{
+    tr_ops ops;
+    memset(&ops, 0, sizeof ops);
+    ops.name = "ranks";
+    ops.user = r;
+#define TRI_MPI_ENTRY(op, args, f64, f32) ops.op = tri_mpi_##op;
+    TR_OPS_LIST(TRI_MPI_ENTRY)
+#undef TRI_MPI_ENTRY
+    ops.whole = tri_mpi_whole;
+    return ops;
+}
+
+/* ============================================================================
+ * 6. Running {mrun}
+ *
+ *     sequence b belongs to group b mod EP of the ep axis; there its tokens are dealt along cp
+ *     one forward:  hidden state from the stage before -> tr_forward of this rank's part -> on
+ *     taps:         kept as records, sent to rank 0 after the call, shown there in model order
+ *
+ * Traps. A rank without a token of the call still goes through all layers: others wait for it in
+ * the exchanges of experts. Its state knows how long its sequences are by what all ranks did, so
+ * lengths are set before each call. What was handed on may still be on its way when the next piece
+ * comes; its memory is used again only when it has left.
+ * ========================================================================= */
+
+/* A tap on its way to rank 0; its data follows. */
+typedef struct tri_mpi_tapped {
+    uint64_t bytes;                         /* of head and data, a multiple of 64 */
+    int32_t  kind, dtype, rank, grows;
+    int64_t  shape[TR_MAX_RANK];
+    int64_t  seq, T, pos, row, rows, image;
+    char     name[256];
+} tri_mpi_tapped;
+
+enum { TRI_MPI_TAPPED = (sizeof(tri_mpi_tapped) + 63) / 64 * 64 };
+
+tr_run *tr_mpi_run_part(const tr_mpi_run *r) { return r->run; }
+
+/* Keeps a tap: rows [row, row + n) of x, all of it if n is negative. */
+static tr_status tri_mpi_record_tap(tr_mpi_run *r, const tr_tap *t, tr_view x, int64_t seq,
+                                    int64_t T, int64_t pos)
+{
+    tri_mpi_tapped h;
+    size_t n = TRI_MPI_TAPPED + (tri_mpi_bytes(x) + 63) / 64 * 64;
+    if (r->rec_n + n > r->rec_cap) {
+        size_t cap = (r->rec_n + n) * 2;
+        void *p;
+        TRI_MPI_TRY(tr_alloc(r->m->ctx, &p, cap));
+        if (r->rec_n) memcpy(p, r->rec, r->rec_n);
+        tr_free(r->m->ctx, r->rec);
+        r->rec = (unsigned char *)p;
+        r->rec_cap = cap;
+    }
+    memset(&h, 0, sizeof h);
+    h.bytes = n;
+    h.kind = (int32_t)t->kind;
+    h.dtype = (int32_t)x.dtype;
+    h.rank = x.rank;
+    h.grows = t->grows;
+    memcpy(h.shape, x.shape, (size_t)x.rank * sizeof *x.shape);
+    h.seq = seq;
+    h.T = T;
+    h.pos = pos;
+    h.row = t->row;
+    h.rows = t->rows;
+    h.image = t->image;
+    snprintf(h.name, sizeof h.name, "%s", t->name);
+    memcpy(r->rec + r->rec_n, &h, sizeof h);
+    if (tri_mpi_bytes(x))
+        TRI_MPI_TRY(tr_view_copy(r->m->ctx, tri_mpi_packed(r->rec + r->rec_n + TRI_MPI_TAPPED, x),
+                                 x));
+    r->rec_n += n;
+    return TR_OK;
+}
+
+/* The tap of this rank's run: of what several ranks have whole, one keeps it. */
+static tr_status tri_mpi_tap(void *user, tr_ctx *ctx, const tr_tap *t)
+{
+    tr_mpi_run *r = (tr_mpi_run *)user;
+    int64_t row = 0;
+    (void)ctx;
+    if (r->tp.me) return TR_OK;
+    if (t->kind == TR_TAP_PATCHES)
+        return r->cp.me ? TR_OK : tri_mpi_record_tap(r, t, t->x, -1, 0, 0);
+    if (t->kind == TR_TAP_STATE)
+        return r->cp.me < r->cp.n - 1 || t->seq >= r->n ? TR_OK
+            : tri_mpi_record_tap(r, t, t->x, r->mine[t->seq].seq, 0, t->pos[t->seq]);
+    for (int64_t b = 0; b < r->n; b++) {
+        int64_t T = t->batch->T[b];
+        if (t->seq >= 0 && t->seq != b) continue;
+        if (T)
+            TRI_MPI_TRY(tri_mpi_record_tap(r, t, t->kind == TR_TAP_PROBS ? t->x
+                        : tr_view_slice(t->x, 0, row, T), r->mine[b].seq, T, t->pos[b]));
+        row += T;
+    }
+    return TR_OK;
+}
+
+/* One kept tap to the caller's. */
+static tr_status tri_mpi_show(tr_mpi_run *r, unsigned char *at, int64_t *T, int64_t *pos)
+{
+    tri_mpi_tapped h;
+    tr_batch b;
+    tr_tap t;
+    memcpy(&h, at, sizeof h);
+    memset(&t, 0, sizeof t);
+    b.B = r->opts.B;
+    b.T = T;
+    b.ids = NULL;
+    if (h.seq >= 0) {
+        T[h.seq] = h.T;
+        pos[h.seq] = h.pos;
+    }
+    t.name = h.name;
+    t.x = tr_view_of(at + TRI_MPI_TAPPED, (tr_dtype)h.dtype, h.rank, h.shape);
+    t.kind = (tr_tap_kind)h.kind;
+    t.batch = &b;
+    t.pos = pos;
+    t.seq = h.seq;
+    t.grows = h.grows;
+    t.row = h.row;
+    t.rows = h.rows;
+    t.image = h.image;
+    return r->opts.tap(r->opts.tap_user, r->m->ctx, &t);
+}
+
+/* What rank i kept, all images or one of them. */
+static tr_status tri_mpi_show_all(tr_mpi_run *r, unsigned char *at, uint64_t n, int64_t image,
+                                  int64_t *T, int64_t *pos)
+{
+    for (uint64_t k = 0; k < n; ) {
+        tri_mpi_tapped h;
+        memcpy(&h, at + k, sizeof h);
+        if (image < 0 || h.image == image) TRI_MPI_TRY(tri_mpi_show(r, at + k, T, pos));
+        k += h.bytes;
+    }
+    return TR_OK;
+}
+
+/* All kept taps to rank 0 and to the caller there; images: how many, one after another; or 0. */
+static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
+{
+    tr_mpi *m = r->m;
+    tr_mpi_part mine, *from, *unused;
+    uint64_t n = r->rec_n, *size, all = 0;
+    unsigned char *at;
+    int64_t *T;
+    void *p = NULL, *buf = NULL, *lists = NULL;
+    tr_status s;
+    if (!r->opts.tap) return TR_OK;
+    r->rec_n = 0;
+    m->layer = -1;
+    mine.peer = 0;
+    mine.data = &n;
+    mine.bytes = sizeof n;
+    if (m->rank) {
+        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0));
+        mine.data = r->rec;
+        mine.bytes = n;
+        return tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0);
+    }
+    TRI_MPI_TRY(tri_mpi_scratch(m, 0, (size_t)m->size * sizeof *size, &p));
+    size = (uint64_t *)p;
+    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
+    for (int i = 0; i < m->size; i++) {
+        from[i].peer = i;
+        from[i].data = &size[i];
+        from[i].bytes = sizeof *size;
+    }
+    TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_TAP, "taps", NULL, 0, from + 1, m->size - 1));
+    size[0] = n;
+    for (int i = 1; i < m->size; i++) all += size[i];
+    s = tr_alloc(m->ctx, &buf, (size_t)all);
+    if (s == TR_OK) s = tr_alloc(m->ctx, &lists, 2 * (size_t)r->opts.B * sizeof *T);
+    if (s != TR_OK) return tr_mpi_raise(m, s);
+    T = (int64_t *)lists;
+    at = (unsigned char *)buf;
+    for (int i = 1; i < m->size; i++) {
+        from[i].data = at;
+        from[i].bytes = size[i];
+        at += size[i];
+    }
+    s = tr_mpi_exchange(m, TR_MPI_TAP, "taps", NULL, 0, from + 1, m->size - 1);
+    for (int64_t image = images ? 0 : -1; s == TR_OK && image < (images ? images : 0); image++) {
+        s = tri_mpi_show_all(r, r->rec, n, image, T, T + r->opts.B);
+        for (int i = 1; s == TR_OK && i < m->size; i++)
+            s = tri_mpi_show_all(r, (unsigned char *)from[i].data, size[i], image, T,
+                                 T + r->opts.B);
+    }
+    tr_free(m->ctx, lists);
+    tr_free(m->ctx, buf);
+    return tr_mpi_raise(m, s);
+}
+
+/* ---- from start to end ------------------------------------------------------ */
+
+/* The lists that a run keeps, for the sequences dealt here. */
+static tr_status tri_mpi_run_lists(tr_mpi_run *r)
+{
+    tr_ctx *ctx = r->m->ctx;
+    int64_t n = r->n > 0 ? r->n : 1;
+    void *p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)n * sizeof *r->mine));
+    r->mine = (tri_mpi_seq *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)(n * r->cp.n) * sizeof *r->held));
+    r->held = (int64_t *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.B * sizeof *r->len));
+    r->len = (int64_t *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)n * sizeof *r->T));
+    r->T = (int64_t *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.max_tokens * sizeof *r->ids));
+    r->ids = (int32_t *)p;
+    for (int64_t k = 0; k < r->n; k++) {
+        r->mine[k].seq = r->ep.me + k * r->ep.n;
+        r->mine[k].held = r->held + k * r->cp.n;
+    }
+    return TR_OK;
+}
+
+tr_status tr_mpi_run_new(tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm, const tr_run_opts *opts)
+{
+    tr_mpi_run *r = NULL;
+    tr_run_opts o = *opts;
+    tr_ops ops;
+    void *p;
+    tr_status s = tr_alloc(m->ctx, &p, sizeof *r);
+    *out = NULL;
+    if (s == TR_OK) {
+        r = (tr_mpi_run *)p;
+        r->m = m;
+        r->mm = mm;
+        r->opts = *opts;
+        r->tp = tr_mpi_group_of(m, TR_MPI_TP);
+        r->cp = tr_mpi_group_of(m, TR_MPI_CP);
+        r->ep = tr_mpi_group_of(m, TR_MPI_EP);
+        r->pp = tr_mpi_group_of(m, TR_MPI_PP);
+        r->stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
+        if (!opts->profile || opts->B < 1 || opts->max_tokens < 1)
+            s = tr_fail(m->ctx, TR_ERR_ARG, "a run needs a profile, at least one sequence and one "
+                        "token a call");
+        else if (opts->ops)
+            s = tr_fail(m->ctx, TR_ERR_ARG, "the table of operators over ranks wraps the "
+                        "profile's; another cannot be given");
+    }
+    if (s == TR_OK) {
+        r->local = opts->profile->ops();
+        r->n = opts->B > r->ep.me ? (opts->B - r->ep.me + r->ep.n - 1) / r->ep.n : 0;
+        s = tri_mpi_run_lists(r);
+    }
+    if (s == TR_OK) {
+        ops = tri_mpi_ops(r);
+        o.ops = &ops;
+        o.B = r->n > 0 ? r->n : 1;
+        o.idle = 1;
+        o.tap = opts->tap ? tri_mpi_tap : NULL;
+        o.tap_user = r;
+        if (r->pp.me) o.max_patches = o.max_images = o.image_rows = 0;
+        s = tr_run_new(m->ctx, &r->run, mm->part, &o);
+    }
+    s = tr_mpi_agree(m, s);
+    if (s == TR_OK) *out = r;
+    else tr_mpi_run_free(r);
+    return s;
+}
+
+/* What was handed on has left, or the deadline is over. */
+static tr_status tri_mpi_handed(tr_mpi_run *r)
+{
+    int n = r->n_handed;
+    r->n_handed = 0;
+    return tri_mpi_wait(r->m, r->handed, n);
+}
+
+void tr_mpi_run_free(tr_mpi_run *r)
+{
+    tr_ctx *ctx;
+    if (!r) return;
+    ctx = r->m->ctx;
+    if (!r->m->failed) (void)tri_mpi_handed(r);
+    if (r->m->failed) return;           /* MPI may still write to what messages point to */
+    tr_run_free(r->run);
+    tr_free(ctx, r->mine);
+    tr_free(ctx, r->held);
+    tr_free(ctx, r->len);
+    tr_free(ctx, r->T);
+    tr_free(ctx, r->ids);
+    tr_free(ctx, r->rec);
+    tr_free(ctx, r->hand);
+    tr_free(ctx, r);
+}
+
+/* ---- images ------------------------------------------------------------------ */
+
+/* Images [*from, *to) are those of sequence s of b: as many as its placeholders have rows for. */
+static void tri_mpi_images_of(const tr_mpi_run *r, const tr_images *im, const tr_batch *b,
+                              int64_t s, int64_t *from, int64_t *to)
+{
+    const tr_config *c = &r->mm->part->cfg;
+    const int32_t *id = b->ids;
+    *from = *to = 0;
+    for (int64_t k = 0; k <= s; k++) {
+        int64_t rows = 0;
+        for (int64_t t = 0; t < b->T[k]; t++) rows += *id++ == c->media.v[0];
+        *from = *to;
+        while (rows > 0 && *to < im->n) rows -= tr_image_rows(c, im, (*to)++);
+    }
+}
+
+static int64_t tri_mpi_patches(const tr_images *im, int64_t i)
+{
+    return im->grid[3 * i] * im->grid[3 * i + 1] * im->grid[3 * i + 2];
+}
+
+/* Image i of im becomes the next of the part: its grid, its place among all, its patches. */
+static tr_status tri_mpi_take_image(const tr_mpi_run *r, tr_images *part, const tr_images *im,
+                                    int64_t i, int64_t *grid, int64_t *among, tr_view pixels,
+                                    int64_t *patches)
+{
+    int64_t n = tri_mpi_patches(im, i), at = 0;
+    for (int64_t k = 0; k < i; k++) at += tri_mpi_patches(im, k);
+    memcpy(grid + 3 * part->n, im->grid + 3 * i, 3 * sizeof *grid);
+    among[2 * part->n] = i;
+    among[2 * part->n + 1] = at;
+    part->n++;
+    *patches += n;
+    return tr_view_copy(r->m->ctx, tr_view_slice(pixels, 0, *patches - n, n),
+                        tr_view_slice(im->pixels, 0, at, n));
+}
+
+/* The images and prompts of the sequences dealt here, through this rank's tower. */
+static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
+{
+    tr_images part;
+    tr_batch mine;
+    tr_view pixels;
+    int64_t *grid, patches = 0, all = 0, n = 0, N = 0, at = 0;
+    int32_t *ids;
+    void *p;
+    for (int64_t i = 0; i < im->n; i++) all += tri_mpi_patches(im, i);
+    for (int64_t s = 0; b && s < b->B; s++) N += b->T[s];
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, (size_t)(5 * im->n) * sizeof *grid, &p));
+    grid = (int64_t *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, tri_mpi_bytes(im->pixels), &p));
+    pixels = tri_mpi_packed(p, im->pixels);
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 7, (size_t)(N + 1) * sizeof *ids, &p));
+    ids = (int32_t *)p;
+    memset(&part, 0, sizeof part);
+    for (int64_t i = r->ep.me; !b && i < im->n; i += r->ep.n)
+        TRI_MPI_TRY(tri_mpi_take_image(r, &part, im, i, grid, grid + 3 * im->n, pixels, &patches));
+    for (int64_t s = 0; b && s < b->B; at += b->T[s++]) {
+        int64_t from, to;
+        if (s % r->ep.n != r->ep.me) continue;
+        tri_mpi_images_of(r, im, b, s, &from, &to);
+        for (int64_t i = from; i < to; i++)
+            TRI_MPI_TRY(tri_mpi_take_image(r, &part, im, i, grid, grid + 3 * im->n, pixels,
+                                           &patches));
+        if (b->T[s]) memcpy(ids + n, b->ids + at, (size_t)b->T[s] * sizeof *ids);
+        n += b->T[s];
+        r->T[s / r->ep.n] = b->T[s];
+    }
+    if (!part.n) return tr_vit_forward(r->run, NULL, NULL);
+    part.pixels = tr_view_slice(pixels, 0, 0, patches);
+    part.grid = grid;
+    part.among = grid + 3 * im->n;
+    part.patches = all;
+    mine.B = r->n;
+    mine.T = r->T;
+    mine.ids = ids;
+    for (int64_t k = 0; k < r->n; k++) r->run->state.len[k] = r->len[r->mine[k].seq];
+    return tr_vit_forward(r->run, &part, b ? &mine : NULL);
+}
+
+tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
+{
+    tr_run_opts o;
+    tr_status s = TR_OK;
+    if (r->m->failed) return TR_ERR_PEER;
+    if (!im) return r->pp.me ? TR_OK : tr_vit_forward(r->run, NULL, NULL);
+    s = tr_run_opts_images(r->m->ctx, &o, &r->mm->part->cfg, im);
+    if (s == TR_OK && b && b->B != r->opts.B)
+        s = tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
+                    (long long)b->B, (long long)r->opts.B);
+    if (s == TR_OK && b && b->B) {          /* all ranks look, as one alone would miss some */
+        int64_t from, to = 0;
+        tri_mpi_images_of(r, im, b, b->B - 1, &from, &to);
+        if (to != im->n)
+            s = tr_fail(r->m->ctx, TR_ERR_ARG, "%s: the prompts have places for %lld images, not "
+                        "for %lld", tr_family_name(r->mm->part->cfg.family), (long long)to,
+                        (long long)im->n);
+    }
+    if (s == TR_OK && !r->pp.me) s = tri_mpi_see_part(r, im, b);
+    if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    return tri_mpi_show_taps(r, im->n);
+}
+
+/* ---- one call ---------------------------------------------------------------- */
+
+/* This rank's batch of the whole one, its state's lengths, and r->most. */
+static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *mine)
+{
+    int64_t n = 0, at = 0;
+    if (b->B != r->opts.B)
+        return tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
+                       (long long)b->B, (long long)r->opts.B);
+    for (int64_t s = 0; s < b->B; n += b->T[s++])
+        if (b->T[s] < 0 || b->T[s] > r->opts.max_tokens - n)
+            return tr_fail(r->m->ctx, TR_ERR_ARG, "sequence %lld has %lld tokens; the run was made "
+                           "for %lld a call", (long long)s, (long long)b->T[s],
+                           (long long)r->opts.max_tokens);
+        else if (b->T[s] > r->opts.capacity - r->len[s])
+            return tr_fail(r->m->ctx, TR_ERR_FULL, "sequence %lld: %lld tokens after %lld exceed "
+                           "the state's capacity of %lld", (long long)s, (long long)b->T[s],
+                           (long long)r->len[s], (long long)r->opts.capacity);
+    if (n == 0) return tr_fail(r->m->ctx, TR_ERR_ARG, "the batch holds no tokens");
+    r->most = n = 0;
+    for (int e = 0; e < r->ep.n; e++)
+        for (int j = 0; j < r->cp.n; j++) {
+            int64_t N = 0;
+            for (int64_t s = e; s < b->B; s += r->ep.n) {
+                tr_range t = tr_range_of(b->T[s], r->cp.n, j);
+                N += t.end - t.begin;
+            }
+            if (N > r->most) r->most = N;
+        }
+    for (int64_t s = 0; s < b->B; at += b->T[s++]) {
+        tri_mpi_seq *q = &r->mine[s / r->ep.n];
+        tr_range t = tr_range_of(b->T[s], r->cp.n, r->cp.me);
+        if (s % r->ep.n != r->ep.me) continue;
+        q->pos = r->len[s];
+        q->T = b->T[s];
+        r->T[s / r->ep.n] = t.end - t.begin;
+        r->run->state.len[s / r->ep.n] = q->pos + t.begin;
+        if (t.end > t.begin)
+            memcpy(r->ids + n, b->ids + at + t.begin, (size_t)(t.end - t.begin) * sizeof *r->ids);
+        n += t.end - t.begin;
+    }
+    if (!r->n) r->T[0] = 0;
+    mine->B = r->n > 0 ? r->n : 1;
+    mine->T = r->T;
+    mine->ids = r->ids;
+    return TR_OK;
+}
+
+/* [1 + n, N, D]: hidden state and block sums that enter layer `layer`, at p. */
+static tr_view tri_mpi_hidden_view(const tr_mpi_run *r, void *p, int64_t layer, int64_t N)
+{
+    const tr_config *c = &r->mm->part->cfg;
+    return tr_view3(p, r->opts.profile->act, 1 + tr_hidden_snaps(c, layer), N, c->hidden);
+}
+
+static tr_status tri_mpi_hidden_in(tr_mpi_run *r, int64_t N, tr_hidden *in)
+{
+    int64_t first = r->mm->part->first;
+    tr_view v = tri_mpi_hidden_view(r, NULL, first, N);
+    tr_mpi_part p;
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, tri_mpi_bytes(v), &v.data));
+    p = tri_mpi_part_of(r->m->rank - r->pp.step, v);
+    r->m->layer = (int)first - 1;
+    TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_STAGE, "hidden state", NULL, 0, &p, 1));
+    in->n = v.shape[0] - 1;
+    in->h = tr_view_at(v, 0);
+    in->snaps = in->n ? tr_view_slice(v, 0, 1, in->n) : tr_view_none();
+    return TR_OK;
+}
+
+static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
+{
+    const tr_model *part = r->mm->part;
+    const tr_hidden *h = &r->run->hidden;
+    tr_view v = tri_mpi_hidden_view(r, NULL, part->first + part->layers, N);
+    size_t bytes = tri_mpi_bytes(v);
+    tr_mpi_part p;
+    int moved = 0;
+    TRI_MPI_TRY(tri_mpi_handed(r));
+    if (bytes > r->hand_cap) {
+        tr_free(r->m->ctx, r->hand);
+        r->hand_cap = 0;
+        TRI_MPI_TRY(tr_alloc(r->m->ctx, &r->hand, bytes));
+        r->hand_cap = bytes;
+    }
+    v.data = r->hand;
+    if (!N) return TR_OK;
+    TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_at(v, 0), tr_view_slice(h->h, 0, 0, N)));
+    for (int64_t i = 1; i < v.shape[0]; i++)
+        TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_at(v, i),
+                                 tr_view_slice(tr_view_at(h->snaps, i - 1), 0, 0, N)));
+    p = tri_mpi_part_of(r->m->rank + r->pp.step, v);
+    r->m->layer = (int)(part->first + part->layers) - 1;
+    tri_mpi_event(r->m, TR_MPI_EVENT_STEP, "hidden state", p.peer, p.bytes, 0);
+    TRI_MPI_TRY(tri_mpi_post(r->m, 1, TR_MPI_STAGE, "hidden state", &p, &r->handed[0]));
+    r->n_handed = 1;
+    return tri_mpi_push(r->m, r->handed[0], &moved);
+}
+
+tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b)
+{
+    tr_batch mine;
+    tr_hidden in;
+    int64_t N = 0;
+    tr_status s;
+    if (r->m->failed) return TR_ERR_PEER;
+    s = tri_mpi_deal_batch(r, b, &mine);
+    if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    r->whole = b;
+    for (int64_t k = 0; k < mine.B; k++) N += mine.T[k];
+    memset(&in, 0, sizeof in);
+    if (r->pp.me) s = tri_mpi_hidden_in(r, N, &in);
+    r->m->n_held = 0;
+    if (s == TR_OK) s = tr_forward(r->run, &mine, r->pp.me ? &in : NULL);
+    if (s == TR_OK && r->pp.me + 1 < r->pp.n) s = tri_mpi_hidden_out(r, N);
+    r->m->layer = -1;
+    if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    for (int64_t k = 0; k < r->n; k++)
+        for (int j = 0; j < r->cp.n; j++) {
+            tr_range t = tr_range_of(r->mine[k].T, r->cp.n, j);
+            if (t.end > t.begin) r->mine[k].held[j] = r->mine[k].pos + t.end;
+        }
+    for (int64_t q = 0; q < b->B; q++) r->len[q] += b->T[q];
+    return tri_mpi_show_taps(r, 0);
+}
+
+/* Rank of the last stage that has the logits of group e's sequences. */
+static int tri_mpi_speaker(const tr_mpi_run *r, int e)
+{
+    const tr_mpi_layout *l = &r->m->layout;
+    return (((l->pp - 1) * l->ep + e) * l->cp + l->cp - 1) * l->tp;
+}
+
+tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
+{
+    tr_mpi *m = r->m;
+    int64_t B = r->opts.B, most = (B + r->ep.n - 1) / r->ep.n;
+    tr_mpi_part mine, *from, *unused;
+    int32_t *said, *all;
+    void *p;
+    if (m->failed) return TR_ERR_PEER;
+    if (r->opts.logits != TR_LOGITS_LAST || !r->whole)
+        return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs the last logits "
+                                       "of a forward"));
+    TRI_MPI_TRY(tri_mpi_scratch(m, 4, (size_t)(most * (r->ep.n + 1)) * sizeof *said, &p));
+    said = (int32_t *)p;
+    all = said + most;
+    for (int64_t k = 0; k < most; k++)
+        said[k] = k < r->n && m->rank == tri_mpi_speaker(r, r->ep.me) && r->mine[k].T
+                  ? tr_argmax(tr_view_at(r->run->logits, k)) : -1;
+    mine.peer = 0;
+    mine.data = said;
+    mine.bytes = (uint64_t)most * sizeof *said;
+    TRI_MPI_TRY(tri_mpi_parts(m, r->ep.n, &from, &unused));
+    for (int e = 0; e < r->ep.n; e++) {
+        from[e].peer = tri_mpi_speaker(r, e);
+        from[e].data = all + e * most;
+        from[e].bytes = mine.bytes;
+    }
+    TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "next tokens", &mine,
+                                m->rank == tri_mpi_speaker(r, r->ep.me), from,
+                                m->rank ? 0 : r->ep.n));
+    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "next tokens", 0, all,
+                             (uint64_t)(most * r->ep.n) * sizeof *all));
+    for (int64_t b = 0; b < B; b++) {
+        int32_t next = all[b % r->ep.n * most + b / r->ep.n];
+        if (!r->whole->T[b]) continue;
+        if (next < 0)
+            return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_NOT_FINITE, "sequence %lld, token %lld: "
+                                           "NaN among the logits", (long long)b,
+                                           (long long)(r->len[b] - 1)));
+        id[b] = next;
+    }
+    return TR_OK;
+}
+
+tr_status tr_mpi_tap_state(tr_mpi_run *r)
+{
+    tr_state *st = &r->run->state;
+    tr_status s = TR_OK;
+    if (r->m->failed) return TR_ERR_PEER;
+    for (int64_t k = 0; k < r->n; k++) st->len[k] = r->len[r->mine[k].seq];
+    for (int64_t l = st->first; r->tp.n > 1 && l < st->first + st->layers; l++)
+        for (int kind = TR_STATE_CONV_Q; kind <= TR_STATE_DELTA; kind++)
+            for (int64_t k = 0; k < r->n; k++) {
+                tr_view v = tr_state_slot(st, l, (tr_state_kind)kind, k);
+                if (v.rank)
+                    TRI_MPI_TRY(tr_mpi_gather(r->m, TR_MPI_TP, TR_MPI_ROWS, "state", v, 0,
+                                              r->mm->part->cfg.kda_heads));
+            }
+    if (r->opts.tap) s = tr_tap_state(r->run);
+    if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    return tri_mpi_show_taps(r, 0);
+}
+
+#endif /* TRILLION_MPI_IMPLEMENTATION */
+
+/*
+ * MIT License
+ *
+ * As at the end of trillion.h.
+ */

@@ -1498,6 +1498,7 @@ typedef struct tr_run {         /* a model being run: state, workspace, options 
     tr_view   vit_freq;         /* F64 [half a head of the tower] */
     tr_place *place;  int64_t places;   /* the images of the prompts, in their order */
     int64_t  *media;            /* [B, 2]: prompts with images begin and end here; equal: none */
+    int       seeing;           /* some prompt has images, though perhaps none of this run's */
     const tr_batch *batch;      /* of the call in progress */
     int64_t   N;
     int       empty;            /* the running sum was just pushed and holds nothing */
@@ -12058,7 +12059,7 @@ tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b)
     const tr_run_opts *o = &r->opts;
     tri_fpenv env;
     tr_status s;
-    r->places = 0;
+    r->places = r->seeing = 0;
     if (!im) return TR_OK;
     TRI_TRY(tr_run_opts_images(r->ctx, &need, &r->model->cfg, im));
     if (need.max_patches > o->max_patches || need.max_images > o->max_images ||
@@ -12078,6 +12079,7 @@ tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b)
     r->block = NULL;
     tr_arena_rewind(&r->arena, r->fixed_bytes);
     if (s != TR_OK) r->places = 0;
+    r->seeing = r->places > 0;
     return s;
 }
 
@@ -12139,7 +12141,7 @@ static tr_status tri_embed(tr_run *r, const tr_batch *b)
     a.w = &top->w[TR_W_EMBED];
     TRI_TRY(tri_in(r, "model.embed_tokens", tri_check_weight(r, &top->w[TR_W_EMBED])));
     TRI_TRY(tri_in(r, "model.embed_tokens", r->ops.embed(r->ops.user, r->ctx, &a)));
-    return r->places ? tri_splice(r, b)
+    return r->seeing ? tri_splice(r, b)
                      : tri_tap(r, "model.embed_tokens", tri_h(r), TRI_TAP_MAIN);
 }
 

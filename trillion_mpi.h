@@ -452,7 +452,7 @@ static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int wa
         a->status = (int32_t)s;
         a->waits_for = waits_for;
         a->layer = m->layer;
-        snprintf(a->text, sizeof a->text, "%s", text);
+        snprintf(a->text, sizeof a->text, "%.*s", TRI_MPI_TEXT - 1, text);
         MPI_Isend(a, (int)sizeof *a, MPI_BYTE, p, TRI_MPI_ALARM, m->comm, &m->alarm_req[i]);
     }
 }
@@ -841,7 +841,8 @@ tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
     if (m->failed) return s != TR_OK ? s : TR_ERR_PEER;
     memset(&mine, 0, sizeof mine);
     mine.status = (int32_t)s;
-    snprintf(mine.text, sizeof mine.text, "%s", s == TR_OK ? "" : tr_err_last(m->ctx));
+    snprintf(mine.text, sizeof mine.text, "%.*s", TRI_MPI_TEXT - 1,
+             s == TR_OK ? "" : tr_err_last(m->ctx));
     verdict = mine;
     if (m->rank == 0) {
         TRI_MPI_TRY(tri_mpi_scratch(m, 0, (size_t)m->size * (sizeof *all + sizeof *from), &p));
@@ -1421,7 +1422,7 @@ struct tr_mpi_run {
     int64_t      *T;  int32_t *ids;             /* of this rank's batch */
     int64_t       most;         /* rows of the rank in this stage that has most, in this call */
     int64_t      *held;         /* the lists of mine */
-    const tr_batch *whole;      /* the call in progress */
+    int64_t      *now;          /* [B] tokens of the last call, of all sequences */
     unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
     tri_mpi_msg  *handed[2];  int n_handed;     /* pp: hidden state on its way */
     void         *hand;  size_t hand_cap;
@@ -2560,6 +2561,8 @@ static tr_status tri_mpi_run_lists(tr_mpi_run *r)
     r->held = (int64_t *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.B * sizeof *r->len));
     r->len = (int64_t *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.B * sizeof *r->now));
+    r->now = (int64_t *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)n * sizeof *r->T));
     r->T = (int64_t *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.max_tokens * sizeof *r->ids));
@@ -2636,6 +2639,7 @@ void tr_mpi_run_free(tr_mpi_run *r)
     tr_free(ctx, r->mine);
     tr_free(ctx, r->held);
     tr_free(ctx, r->len);
+    tr_free(ctx, r->now);
     tr_free(ctx, r->T);
     tr_free(ctx, r->ids);
     tr_free(ctx, r->rec);
@@ -2712,7 +2716,12 @@ static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_b
         n += b->T[s];
         r->T[s / r->ep.n] = b->T[s];
     }
-    if (!part.n) return tr_vit_forward(r->run, NULL, NULL);
+    if (!part.n) {                          /* others have some: names of taps are theirs */
+        TRI_MPI_TRY(tr_vit_forward(r->run, NULL, NULL));
+        memset(r->run->media, 0, 2 * (size_t)r->run->opts.B * sizeof *r->run->media);
+        r->run->seeing = b != NULL;
+        return TR_OK;
+    }
     part.pixels = tr_view_slice(pixels, 0, 0, patches);
     part.grid = grid;
     part.among = grid + 3 * im->n;
@@ -2855,7 +2864,6 @@ tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b)
     if (r->m->failed) return TR_ERR_PEER;
     s = tri_mpi_deal_batch(r, b, &mine);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
-    r->whole = b;
     for (int64_t k = 0; k < mine.B; k++) N += mine.T[k];
     memset(&in, 0, sizeof in);
     if (r->pp.me) s = tri_mpi_hidden_in(r, N, &in);
@@ -2869,7 +2877,10 @@ tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b)
             tr_range t = tr_range_of(r->mine[k].T, r->cp.n, j);
             if (t.end > t.begin) r->mine[k].held[j] = r->mine[k].pos + t.end;
         }
-    for (int64_t q = 0; q < b->B; q++) r->len[q] += b->T[q];
+    for (int64_t q = 0; q < b->B; q++) {
+        r->len[q] += b->T[q];
+        r->now[q] = b->T[q];
+    }
     return tri_mpi_show_taps(r, 0);
 }
 
@@ -2888,9 +2899,9 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
     int32_t *said, *all;
     void *p;
     if (m->failed) return TR_ERR_PEER;
-    if (r->opts.logits != TR_LOGITS_LAST || !r->whole)
-        return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs the last logits "
-                                       "of a forward"));
+    if (r->opts.logits != TR_LOGITS_LAST)
+        return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs a run that makes "
+                                       "the last logits"));
     TRI_MPI_TRY(tri_mpi_scratch(m, 4, (size_t)(most * (r->ep.n + 1)) * sizeof *said, &p));
     said = (int32_t *)p;
     all = said + most;
@@ -2913,7 +2924,7 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
                              (uint64_t)(most * r->ep.n) * sizeof *all));
     for (int64_t b = 0; b < B; b++) {
         int32_t next = all[b % r->ep.n * most + b / r->ep.n];
-        if (!r->whole->T[b]) continue;
+        if (!r->now[b]) continue;
         if (next < 0)
             return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_NOT_FINITE, "sequence %lld, token %lld: "
                                            "NaN among the logits", (long long)b,

@@ -1,0 +1,304 @@
+/* The same bits from any number of ranks in any layout: logits, every tap, and the state after the
+ * prompt and after three more tokens, held against what one rank without MPI computes.
+ *
+ *     mpirun -np N build/tests/mpi_bits [MODEL|all] [LAYOUT|all] [THREADS] [long]
+ *
+ * One launch goes through all layouts of N ranks, the models and the batches. Rank 0 prints one
+ * line a (model, layout) and the sum. */
+#define TRILLION_IMPLEMENTATION
+#define TRILLION_MPI_IMPLEMENTATION
+#include "../trillion_mpi.h"
+
+#include <stdlib.h>
+
+#define GOLDEN "tests/golden/"
+
+enum { MODELS = 5, BATCHES = 4, MOST_B = 5, MOST_N = 420, LATER = 3, MOST_IM = 4 };
+
+static const struct { const char *name, *dir; } models[MODELS] = {
+    { "kimi_k3", GOLDEN "kimi_k3/text-c" },
+    { "kimi_k3_images", GOLDEN "kimi_k3/multimodal" },
+    { "deepseek_v3", GOLDEN "families/deepseek_v3" },
+    { "deepseek_v3_fp8", GOLDEN "families/deepseek_v3_fp8" },
+    { "llama3", GOLDEN "families/llama3" }
+};
+
+/* Lengths of the prompts, and tokens a call of each sequence. */
+static const struct { int64_t B, len[MOST_B], piece; } batches[BATCHES] = {
+    { 1, { 1 }, 1 },
+    { 3, { 7, 1, 9 }, 4 },
+    { 1, { 133 }, 133 },
+    { 5, { 3, 130, 7, 1, 20 }, 50 }
+};
+
+/* Placeholders of the prompts of kimi_k3_images, and their grids. */
+static const struct { int64_t seq, at, grid[3]; } pictures[MOST_IM] = {
+    { 0, 0, { 1, 4, 6 } }, { 1, 2, { 2, 2, 4 } }, { 2, 0, { 1, 2, 2 } }, { 2, 6, { 1, 6, 4 } }
+};
+
+typedef struct prompt {
+    int64_t B, piece, T[MOST_B], N;
+    int32_t id[MOST_N];
+    tr_images im;
+    int64_t grid[3 * MOST_IM];
+    float  *pixels;
+} prompt;
+
+static int passed, failed;
+
+static int64_t longest(const prompt *p)
+{
+    int64_t n = 0;
+    for (int64_t b = 0; b < p->B; b++) n = p->T[b] > n ? p->T[b] : n;
+    return n;
+}
+
+static void must(tr_ctx *ctx, tr_status s, const char *what)
+{
+    if (s == TR_OK) return;
+    fprintf(stderr, "%s: %s\n", what, tr_err_last(ctx));
+    MPI_Abort(MPI_COMM_WORLD, 2);
+}
+
+/* Random prompts and, for a model that sees, pictures of multiples of 1/256 in them. */
+static void prompt_new(tr_ctx *ctx, prompt *p, const tr_config *c, int k)
+{
+    int32_t id[MOST_N];
+    int64_t n = 0, P = c->vit_patch, at = 0;
+    tr_batch b;
+    memset(p, 0, sizeof *p);
+    p->B = batches[k].B;
+    p->piece = batches[k].piece;
+    for (int64_t s = 0; s < p->B; s++)
+        for (int64_t t = 0; t < (p->T[s] = batches[k].len[s]); t++, n++) {
+            id[n] = (int32_t)(tr_rng_u64(7, (uint64_t)(k * 8 + s), (uint64_t)t) %
+                              (uint64_t)c->vocab);
+            if (c->vit_layers) id[n] -= id[n] == c->media.v[0];
+        }
+    p->N = n;
+    memcpy(p->id, id, sizeof id);
+    if (!c->vit_layers) return;
+    for (int i = 0; i < MOST_IM; i++) {
+        int64_t row = pictures[i].at;
+        const int64_t *g = pictures[i].grid;
+        if (pictures[i].seq >= p->B || pictures[i].at >= p->T[pictures[i].seq]) continue;
+        for (int64_t s = 0; s < pictures[i].seq; s++) row += p->T[s];
+        id[row] = (int32_t)c->media.v[0];
+        memcpy(p->grid + 3 * p->im.n++, g, 3 * sizeof *g);
+        at += g[0] * g[1] * g[2];
+    }
+    p->pixels = (float *)malloc((size_t)(at * 3 * P * P) * sizeof *p->pixels);
+    if (!p->pixels) MPI_Abort(MPI_COMM_WORLD, 2);
+    for (int64_t i = 0; i < at * 3 * P * P; i++)
+        p->pixels[i] = (float)((int64_t)(tr_rng_u64(8, 0, (uint64_t)i) % 513) - 256) * 0.00390625f;
+    p->im.pixels = tr_view4(p->pixels, TR_F32, at, 3, P, P);
+    p->im.grid = p->grid;
+    b.B = p->B;
+    b.T = batches[k].len;
+    b.ids = id;
+    must(ctx, tr_expand_images(ctx, p->T, p->id, c, &p->im, &b), "pictures");
+    p->N = 0;
+    for (int64_t s = 0; s < p->B; s++) p->N += p->T[s];
+}
+
+/* Either kind of run. */
+typedef struct either { tr_run *one; tr_mpi_run *many; } either;
+
+static tr_status forward(const either *e, const tr_batch *b)
+{
+    return e->many ? tr_mpi_forward(e->many, b) : tr_forward(e->one, b, NULL);
+}
+
+static tr_status next(const either *e, const tr_batch *b, int32_t *id)
+{
+    if (e->many) return tr_mpi_next(e->many, id);
+    for (int64_t s = 0; s < b->B; s++)
+        if (b->T[s]) id[s] = tr_argmax(tr_view_at(e->one->logits, s));
+    return TR_OK;
+}
+
+/* The prompt in pieces, then tokens chosen, then the state. */
+static tr_status go(const either *e, const prompt *p)
+{
+    int64_t T[MOST_B];
+    int32_t ids[MOST_N], id[MOST_B];
+    tr_batch b;
+    tr_status s = TR_OK;
+    b.B = p->B;
+    b.T = p->T;
+    b.ids = p->id;
+    if (p->im.n) s = e->many ? tr_mpi_see(e->many, &p->im, &b) : tr_vit_forward(e->one, &p->im, &b);
+    b.T = T;
+    b.ids = ids;
+    for (int64_t done = 0; s == TR_OK && done < longest(p); done += p->piece) {
+        int64_t n = 0, at = 0;
+        for (int64_t k = 0; k < p->B; at += p->T[k++]) {
+            int64_t left = p->T[k] - done;
+            T[k] = left < 0 ? 0 : left < p->piece ? left : p->piece;
+            if (T[k]) memcpy(ids + n, p->id + at + done, (size_t)T[k] * sizeof *ids);
+            n += T[k];
+        }
+        s = forward(e, &b);
+        if (s == TR_OK) s = next(e, &b, id);
+    }
+    for (int i = 0; s == TR_OK && i < LATER; i++) {
+        int64_t n = 0;
+        for (int64_t k = 0; k < p->B; k++) {
+            T[k] = (k + i) % 3 != 2 || p->B == 1;           /* not all of them every time */
+            if (T[k]) ids[n++] = id[k];
+        }
+        s = forward(e, &b);
+        if (s == TR_OK) s = next(e, &b, id);
+    }
+    if (s != TR_OK) return s;
+    return e->many ? tr_mpi_tap_state(e->many) : tr_tap_state(e->one);
+}
+
+static tr_run_opts opts_of(tr_ctx *ctx, const tr_config *c, const prompt *p, tr_golden *g,
+                           const char *profile)
+{
+    static const char *const all[] = { "*" };
+    tr_run_opts o = tr_run_opts_default();
+    o.profile = tr_profile_find(profile);
+    o.B = p->B;
+    o.max_tokens = p->B * p->piece;
+    o.capacity = longest(p) + LATER;
+    o.tap = tr_golden_tap;
+    o.tap_user = g;
+    o.globs = all;
+    o.n_globs = 1;
+    if (p->im.n) must(ctx, tr_run_opts_images(ctx, &o, c, &p->im), "pictures");
+    return o;
+}
+
+static void golden_new(tr_ctx *ctx, tr_golden *g, const prompt *p)
+{
+    int64_t T[MOST_B];
+    for (int64_t b = 0; b < p->B; b++) T[b] = p->T[b] + LATER;
+    must(ctx, tr_golden_new(ctx, g, p->B, T), "golden");
+}
+
+/* How many tensors differ; the first by name. */
+static int differ(const tr_golden *want, const tr_golden *got, const char *title)
+{
+    int bad = want->n != got->n;
+    if (bad) printf("  %s: %lld tensors, expected %lld\n", title, (long long)got->n,
+                    (long long)want->n);
+    for (int64_t i = 0; i < want->n; i++) {
+        char a[65], b[65] = "nothing";
+        tr_view v = tr_golden_find(got, want->item[i].name);
+        tr_view_sha256(want->item[i].x, a);
+        if (!tr_view_is_none(v)) tr_view_sha256(v, b);
+        if (!strcmp(a, b) && (i >= got->n || !strcmp(got->item[i].name, want->item[i].name)))
+            continue;
+        if (bad++ < 3) printf("  %s: %s: %.12s, expected %.12s%s\n", title, want->item[i].name, b,
+                              a, strcmp(a, b) ? "" : " (the order differs)");
+    }
+    return bad;
+}
+
+static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile, tr_golden *want,
+                       prompt *p)
+{
+    tr_mpi_opts o;
+    tr_mpi *m;
+    tr_mpi_model *mm;
+    int bad = 0, rank;
+    char text[64];
+    size_t before = tr_ctx_bytes(ctx);
+    memset(&o, 0, sizeof o);
+    o.layout = l;
+    o.deadline = 60;
+    o.segment = 3000;
+    must(ctx, tr_mpi_new(ctx, &m, MPI_COMM_WORLD, &o), "tr_mpi_new");
+    rank = tr_mpi_rank(m);
+    must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, NULL, NULL), models[k].dir);
+    for (int b = 0; b < BATCHES; b++) {
+        const tr_config *c = &tr_mpi_model_part(mm)->cfg;
+        tr_golden got;
+        tr_run_opts ro;
+        either e;
+        memset(&e, 0, sizeof e);
+        golden_new(ctx, &got, &p[b]);
+        ro = opts_of(ctx, c, &p[b], &got, profile);
+        must(ctx, tr_mpi_run_new(m, &e.many, mm, &ro), "tr_mpi_run_new");
+        must(ctx, go(&e, &p[b]), "run");
+        tr_mpi_run_free(e.many);
+        if (!rank) bad += differ(&want[b], &got, tr_mpi_layout_str(l, text));
+        tr_golden_free(ctx, &got);
+    }
+    tr_mpi_model_close(mm);
+    tr_mpi_free(m);
+    if (tr_ctx_bytes(ctx) != before) {
+        printf("  rank %d: %zu bytes are held after the end, %zu before\n", rank, tr_ctx_bytes(ctx),
+               before);
+        bad++;
+    }
+    if (rank) return;
+    printf("%s %-16s %-8s %s\n", bad ? "FAILED" : "ok", models[k].name, profile,
+           tr_mpi_layout_str(l, text));
+    fflush(stdout);
+    if (bad) failed++;
+    else passed++;
+}
+
+static int wanted(const char *arg, const char *name)
+{
+    return !arg || !strcmp(arg, "all") || !strcmp(arg, name);
+}
+
+int main(int argc, char **argv)
+{
+    tr_ctx *ctx;
+    tr_ctx_opts o;
+    int n, rank;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    memset(&o, 0, sizeof o);
+    o.threads = argc > 3 ? atoi(argv[3]) : 1;
+    if (tr_ctx_new(&ctx, &o) != TR_OK) return 2;
+    for (int k = 0; k < MODELS; k++) {
+        const char *profile = argc > 4 ? argv[4] : "exact";
+        tr_golden want[BATCHES];
+        prompt p[BATCHES];
+        tr_model *m;
+        if (!wanted(argc > 1 ? argv[1] : NULL, models[k].name)) continue;
+        must(ctx, tr_model_open(ctx, &m, models[k].dir, NULL), models[k].dir);
+        for (int b = 0; b < BATCHES; b++) {
+            either e;
+            tr_run_opts ro;
+            memset(&e, 0, sizeof e);
+            prompt_new(ctx, &p[b], &m->cfg, b);
+            golden_new(ctx, &want[b], &p[b]);
+            if (rank) continue;
+            ro = opts_of(ctx, &m->cfg, &p[b], &want[b], profile);
+            must(ctx, tr_run_new(ctx, &e.one, m, &ro), "tr_run_new");
+            must(ctx, go(&e, &p[b]), "one rank");
+            tr_run_free(e.one);
+        }
+        for (int pp = 1; pp <= n; pp++)
+            for (int tp = 1; tp <= n; tp++)
+                for (int ep = 1; ep <= n; ep++) {
+                    tr_mpi_layout l;
+                    char text[64];
+                    l.pp = pp;
+                    l.tp = tp;
+                    l.ep = ep;
+                    l.cp = n / (pp * tp * ep);
+                    if (!l.cp || pp * tp * ep * l.cp != n || pp > m->cfg.layers) continue;
+                    if (!wanted(argc > 2 ? argv[2] : NULL, tr_mpi_layout_str(l, text))) continue;
+                    run_layout(ctx, k, l, profile, want, p);
+                }
+        for (int b = 0; b < BATCHES; b++) {
+            tr_golden_free(ctx, &want[b]);
+            free(p[b].pixels);
+        }
+        tr_model_close(m);
+    }
+    tr_ctx_free(ctx);
+    if (!rank) printf("%d passed, %d failed\n", passed, failed);
+    MPI_Bcast(&failed, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    MPI_Finalize();
+    return failed != 0;
+}

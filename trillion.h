@@ -1501,6 +1501,7 @@ typedef struct tr_run {         /* a model being run: state, workspace, options 
     int       seeing;           /* some prompt has images, though perhaps none of this run's */
     const tr_batch *batch;      /* of the call in progress */
     int64_t   N;
+    const int64_t *number;      /* [B] what sequences are called in messages; NULL: 0, 1, .. */
     int       empty;            /* the running sum was just pushed and holds nothing */
     const tr_layer *layer;      /* where it is, for names; NULL outside the layers */
     const tr_layer *block;      /* of the vision tower; NULL outside */
@@ -10901,7 +10902,7 @@ static void tri_locate(const tr_run *r, int64_t i, int64_t *seq, int64_t *pos)
 {
     int64_t b = 0;
     while (b < r->batch->B - 1 && i >= r->batch->T[b]) i -= r->batch->T[b++];
-    *seq = b;
+    *seq = r->number ? r->number[b] : b;
     *pos = r->state.len[b] + i;
 }
 
@@ -10938,7 +10939,7 @@ static tr_status tri_check_finite(tr_run *r, const char *suffix, tr_view x)
 static tr_status tri_in(tr_run *r, const char *suffix, tr_status s)
 {
     char name[256];
-    if (s == TR_OK) return s;
+    if (s == TR_OK || s == TR_ERR_PEER) return s;       /* another rank's sentence has its place */
     tri_full_name(r, name, suffix);
     return tr_fail_in(r->ctx, s, "%s", name);
 }

@@ -1422,6 +1422,7 @@ struct tr_mpi_run {
     int64_t      *T;  int32_t *ids;             /* of this rank's batch */
     int64_t       most;         /* rows of the rank in this stage that has most, in this call */
     int64_t      *held;         /* the lists of mine */
+    int64_t      *number;       /* [n or 1] seq of each of mine */
     int64_t      *now;          /* [B] tokens of the last call, of all sequences */
     unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
     tri_mpi_msg  *handed[2];  int n_handed;     /* pp: hidden state on its way */
@@ -2567,8 +2568,10 @@ static tr_status tri_mpi_run_lists(tr_mpi_run *r)
     r->T = (int64_t *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)r->opts.max_tokens * sizeof *r->ids));
     r->ids = (int32_t *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)n * sizeof *r->number));
+    r->number = (int64_t *)p;
     for (int64_t k = 0; k < r->n; k++) {
-        r->mine[k].seq = r->ep.me + k * r->ep.n;
+        r->mine[k].seq = r->number[k] = r->ep.me + k * r->ep.n;
         r->mine[k].held = r->held + k * r->cp.n;
     }
     return TR_OK;
@@ -2613,6 +2616,7 @@ tr_status tr_mpi_run_new(tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm, const tr
         o.tap_user = r;
         if (r->pp.me) o.max_patches = o.max_images = o.image_rows = 0;
         s = tr_run_new(m->ctx, &r->run, mm->part, &o);
+        if (s == TR_OK) r->run->number = r->number;
     }
     s = tr_mpi_agree(m, s);
     if (s == TR_OK) *out = r;
@@ -2638,6 +2642,7 @@ void tr_mpi_run_free(tr_mpi_run *r)
     tr_run_free(r->run);
     tr_free(ctx, r->mine);
     tr_free(ctx, r->held);
+    tr_free(ctx, r->number);
     tr_free(ctx, r->len);
     tr_free(ctx, r->now);
     tr_free(ctx, r->T);
@@ -2775,6 +2780,13 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
                            "the state's capacity of %lld", (long long)s, (long long)b->T[s],
                            (long long)r->len[s], (long long)r->opts.capacity);
     if (n == 0) return tr_fail(r->m->ctx, TR_ERR_ARG, "the batch holds no tokens");
+    for (int64_t s = 0, i = 0; s < b->B; s++)
+        for (int64_t t = 0; t < b->T[s]; t++, i++)
+            if (b->ids[i] < 0 || b->ids[i] >= r->mm->part->cfg.vocab)
+                return tr_fail(r->m->ctx, TR_ERR_RANGE, "sequence %lld, token %lld: id %ld lies "
+                               "outside the vocabulary of %lld", (long long)s,
+                               (long long)(r->len[s] + t), (long)b->ids[i],
+                               (long long)r->mm->part->cfg.vocab);
     r->most = n = 0;
     for (int e = 0; e < r->ep.n; e++)
         for (int j = 0; j < r->cp.n; j++) {

@@ -2132,8 +2132,10 @@ static tr_status tri_mpi_post_lots(tri_mpi_trip *t, int sends, int answers, int 
         p.bytes = (uint64_t)n * each;
         if (!n) continue;
         if (s != t->r->stage.me) {
+            int moved = 0;
             TRI_MPI_TRY(tri_mpi_post(m, sends, answers ? TR_MPI_COMBINE : TR_MPI_DISPATCH,
                                      answers ? "answers" : "tokens", &p, x));
+            TRI_MPI_TRY(tri_mpi_push(m, *x, &moved));
         } else if (sends) {
             own = tri_mpi_lot_of(outward ? t->in : t->out, t, g, s);
             memcpy((answers ? t->in_y : t->in_x) +

@@ -94,7 +94,7 @@ docs: build/trillion $(EXAMPLES) ## recompute every number and snippet of docs/
 clean: ## remove build/
 	rm -rf build
 
-build/trillion: tools/trillion.c tools/bench.h tools/image.h trillion.h | $(FIRST)
+build/trillion: tools/trillion.c $(wildcard tools/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm $(DL)
 
@@ -104,6 +104,8 @@ build/bench_image: tools/bench_image.c tools/image.h trillion.h | $(FIRST)
 
 build/tests/test_image: tools/image.h
 build/tests/test_image: LIBS = $(JPEG)
+build/tests/test_ring: tools/ring.h tools/postmortem.h tools/watch.h
+build/tests/test_ring: LDFLAGS += -pthread
 
 build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

@@ -14,6 +14,7 @@
  *     {open}    models and pieces of prompts      {tiny}    tiny
  *     {audit}   audit                             {image}   image
  *                                                 {bench}   bench
+ *                                                 {post}    postmortem
  *                                                 {small}   families, selftest
  *                                                 {main}    the table of commands
  */
@@ -33,6 +34,7 @@
 
 #include "bench.h"
 #include "image.h"
+#include "postmortem.h"
 
 /* ============================================================================
  * The program {app}
@@ -3971,6 +3973,122 @@ static const char bench_note[] =
     "Exit codes: 0 measured; 2 a file cannot be used, or ours and the peer disagree.\n";
 
 /* ============================================================================
+ * postmortem {post}
+ * ========================================================================= */
+
+static const char *step_str(app *a, const pm_rank *r)       /* "layer 5, dispatch" */
+{
+    const ring_record *e = r->last;
+    if (!e) return "none yet";
+    if (e->kind == RING_END) return "after the last";
+    return e->layer < 0 ? text(a, "%s", e->step) : text(a, "layer %d, %s", (int)e->layer, e->step);
+}
+
+static const char *state_str(app *a, const pm_rank *r)
+{
+    const char *s = pm_end_name(r);
+    if (r->end == PM_SIGNALLED || r->end == PM_CRASHED)
+        s = text(a, "ended by %s", ring_signal_name(r->log.head.signal));
+    if (r->end == PM_ORDERLY || r->waits == RING_NOBODY) return s;
+    return r->waits >= 0 ? text(a, "%s, waited for rank %d", s, r->waits) :
+           text(a, "%s, waited for others", s);
+}
+
+static void post_print(app *a, const pm *p, const pm_verdict *v)
+{
+    char *missing = (char *)need(a, p->world + 1, 1);
+    int host = 4, step = 9;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *r = &p->rank[i];
+        int h = (int)strlen(r->log.head.host), s = r->file ? (int)strlen(step_str(a, r)) : 0;
+        missing[i] = !r->file;
+        if (h > host) host = h;
+        if (s > step) step = s;
+    }
+    printf("   rank  %-*s       pid  %-*s   s before end  state\n", host, "host", step,
+           "last step");
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *r = &p->rank[i];
+        if (!r->file) continue;
+        printf("%c %5d  %-*s  %8lld  %-*s  %13.3f  %s\n", i == v->first ? '*' : ' ', i, host,
+               r->log.head.host, (long long)r->log.head.pid, step, step_str(a, r),
+               pm_seconds(p->end - pm_seen(r)), state_str(a, r));
+    }
+    if (p->known < p->world) print_at("  no ring: rank ", ranges(a, missing, p->world, ", "));
+    printf("\n");
+    print_at("", v->sentence);
+}
+
+static void post_rank_json(app *a, const pm *p, int i)
+{
+    const pm_rank *r = &p->rank[i];
+    const ring_head *h = &r->log.head;
+    js_open(a, NULL, '{');
+    js_int(a, "rank", i);
+    js_str(a, "state", pm_end_name(r));
+    if (r->file) {
+        js_str(a, "file", r->file);
+        js_str(a, "host", h->host);
+        js_int(a, "pid", h->pid);
+        js_int(a, "signal", h->signal);
+        js_str(a, "sentence", h->sentence);
+        js_int(a, "events", r->log.n);
+        js_int(a, "torn", r->log.torn);
+        js_num(a, "seconds_before_end", pm_seconds(p->end - pm_seen(r)));
+    }
+    if (r->last) {
+        js_int(a, "layer", r->last->layer);
+        js_str(a, "step", r->last->step);
+        js_int(a, "waits_for", r->waits);
+        js_int(a, "expected", (int64_t)r->last->expected);
+        js_int(a, "arrived", (int64_t)r->last->arrived);
+    }
+    js_close(a, '}');
+}
+
+static void post_json(app *a, const pm *p, const pm_verdict *v)
+{
+    const ring_head *h = &pm_any(p)->log.head;
+    js_open(a, NULL, '{');
+    js_str(a, "verdict", v->sentence);
+    js_str(a, "why", pm_why_name(v->why));
+    js_int(a, "first", v->first);
+    js_int(a, "ranks", p->world);
+    js_str(a, "layout", h->layout);
+    js_str(a, "run", h->run);
+    js_str(a, "command", h->command);
+    js_open(a, "rank", '[');
+    for (int i = 0; i < p->world; i++) post_rank_json(a, p, i);
+    js_close(a, ']');
+    js_close(a, '}');
+}
+
+static int cmd_postmortem(app *a)
+{
+    pm p;
+    pm_verdict v;
+    must(a, pm_read(a->ctx, &p, a->arg[0]));
+    for (int64_t i = 0; i < p.n_damaged; i++) say(a, "warning: left out: %s", p.damaged[i]);
+    v = pm_judge(&p);
+    if (a->json) post_json(a, &p, &v);
+    else post_print(a, &p, &v);
+    pm_free(a->ctx, &p);
+    return v.why == PM_FINE ? EXIT_FINE : EXIT_DIFFERS;
+}
+
+static const char postmortem_note[] =
+    "DIR holds the rings that the ranks of `trillion-mpi --ring DIR` left, rank-00000.ring and so\n"
+    "on, gathered from all machines. The table says where each rank was, how long before the last\n"
+    "event of all, and how it ended; * marks the rank that the sentence under it names. A rank\n"
+    "that was killed leaves no ending, but its events up to there. A ring that is damaged is left\n"
+    "out with a warning. Ages of ranks on several machines are as good as their clocks.\n"
+    "\nKeys of --json: verdict why first ranks layout run command rank. why is fine, running,\n"
+    "failed, late, killed, left (ended while others waited), absent, deadlock, outside (signals)\n"
+    "or unknown; first is -1 if no rank can be named; waits_for is -1 for nobody, -2 for others.\n"
+    "\n"
+    "Exit codes: 0 all ranks ended in order; 1 not; 2 no rings, or of more than one run.\n";
+
+/* ============================================================================
  * families, selftest {small}
  * ========================================================================= */
 
@@ -4059,6 +4177,9 @@ static const command commands[] = {
       image_note, 1, 1, image_options, cmd_image },
     { "bench", "[options]", "Speed, as ratios to OpenBLAS and to what memory can be read with.",
       bench_note, 0, 1, bench_options, cmd_bench },
+    { "postmortem", "DIR [options]",
+      "Which rank of a run stopped first, where and why?",
+      postmortem_note, 1, 1, no_options, cmd_postmortem },
     { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",
       "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, no_options, cmd_selftest },
 };
@@ -4068,7 +4189,7 @@ static int overview(void)
 {
     printf("trillion %s - the reference that a trillion-parameter model is checked against\n\n",
            TR_VERSION);
-    for (int i = 0; i < N_COMMANDS; i++) printf("  %-9s %s\n", commands[i].name, commands[i].help);
+    for (int i = 0; i < N_COMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].help);
     printf("\n"
            "What exactly should come out of each layer, and where does another engine differ?\n\n"
            "  trillion audit   DIR\n"

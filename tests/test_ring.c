@@ -1,0 +1,932 @@
+/* tools/ring.h, postmortem.h and watch.h: rings written, wrapped, torn, damaged, and read after
+ * their writer was killed; what is said of runs that ended in each way that is known; calls that do
+ * not return; signals. */
+
+#define TRILLION_IMPLEMENTATION
+#include "test.h"
+#include "../tools/postmortem.h"
+#include "../tools/watch.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static tr_ctx *ctx;
+#define ROOT "build/ring"
+
+static const char *fresh(const char *name)      /* an empty folder */
+{
+    static char path[256], cmd[600];
+    snprintf(path, sizeof path, ROOT "/%s", name);
+    snprintf(cmd, sizeof cmd, "rm -rf %s && mkdir -p %s", path, path);
+    if (system(cmd) != 0) { printf("FAILED %s\n", cmd); exit(1); }
+    return path;
+}
+
+static const char *in(const char *dir, const char *file)
+{
+    static char path[4][512];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", dir, file);
+    return path[turn];
+}
+
+static void pause_ms(int ms)
+{
+    struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
+    nanosleep(&t, NULL);
+}
+
+static const ring_who alone = { .rank = 0, .world = 1, .layout = "ep=1", .command = "run x",
+                                .run = "job 7" };
+
+/* ---- the recorder */
+
+static void test_round_trip(void)
+{
+    const char *dir = fresh("round");
+    char longest[RING_SENTENCE + 100], host[64] = "";
+    ring r, none;
+    ring_log l;
+    int64_t before = ring_now();
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    CHECK_OK(ctx, ring_create(ctx, &r, dir, &alone));
+    ring_event(&r, RING_STEP, 0, RING_NOBODY, 0, 0, "self_attn");
+    ring_event(&r, RING_WAIT, 5, 0, 4096, 77, "a step whose name is longer than 23 bytes");
+    ring_event(&r, RING_DONE, -1, RING_ANYBODY, UINT64_MAX, 1, NULL);
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+    gethostname(host, sizeof host - 1);
+    CHECK(l.n == 3 && l.torn == 0);
+    CHECK(l.head.pid == (int64_t)getpid() && !strcmp(l.head.host, host));
+    CHECK(l.head.begun >= before && l.head.begun <= l.rec[0].time);
+    CHECK(!strcmp(l.head.layout, "ep=1") && !strcmp(l.head.command, "run x"));
+    CHECK(!strcmp(l.head.run, "job 7"));
+    CHECK(l.head.state == RING_RUNNING && ring_alive(&l.head));
+    CHECK(l.rec[0].kind == RING_STEP && l.rec[0].layer == 0 && l.rec[0].peer == RING_NOBODY);
+    CHECK(!strcmp(l.rec[0].step, "self_attn"));
+    CHECK(l.rec[1].kind == RING_WAIT && l.rec[1].layer == 5 && l.rec[1].peer == 0);
+    CHECK(l.rec[1].expected == 4096 && l.rec[1].arrived == 77);
+    CHECK(!strcmp(l.rec[1].step, "a step whose name is lo"));
+    CHECK(l.rec[2].expected == UINT64_MAX && l.rec[2].step[0] == 0);
+    CHECK(l.rec[0].time <= l.rec[1].time && l.rec[1].time <= l.rec[2].time);
+    ring_close(ctx, &l);
+    CHECK(ring_end(&r, RING_FAILED, 0, RING_NOBODY, longest) == 1);
+    CHECK(ring_end(&r, RING_ORDERLY, 0, RING_NOBODY, "") == 0);     /* the first stands */
+    ring_free(&r);
+    ring_free(&r);
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+    CHECK(l.head.state == RING_FAILED && strlen(l.head.sentence) == RING_SENTENCE - 1);
+    CHECK(l.head.ended >= l.rec[2].time);
+    ring_close(ctx, &l);
+    memset(&none, 0, sizeof none);                                  /* no ring: nothing happens */
+    ring_event(&none, RING_STEP, 0, 0, 0, 0, "x");
+    ring_event(NULL, RING_STEP, 0, 0, 0, 0, "x");
+    CHECK(ring_end(&none, RING_ORDERLY, 0, 0, "") == 0);
+    CHECK(ring_end(NULL, RING_ORDERLY, 0, 0, "") == 0);
+}
+
+static void test_wrap(void)
+{
+    static const int counts[] = { 0, 1, RING_RECORDS - 1, RING_RECORDS, RING_RECORDS + 1, 10000 };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const char *dir = fresh("wrap");
+        const int64_t n = counts[i], kept = n < RING_RECORDS ? n : RING_RECORDS;
+        ring r;
+        ring_log l;
+        CHECK_OK(ctx, ring_create(ctx, &r, dir, &alone));
+        for (int k = 0; k < n; k++)
+            ring_event(&r, RING_STEP, k, RING_NOBODY, (uint64_t)k, 0, "s");
+        CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+        CHECK(l.n == kept && l.torn == 0);
+        for (int64_t k = 0; k < l.n; k++) {
+            CHECK(l.rec[k].number == (uint64_t)(n - kept + k + 1));
+            CHECK(l.rec[k].layer == n - kept + k);
+        }
+        ring_close(ctx, &l);
+        ring_free(&r);
+    }
+}
+
+static void test_torn(void)
+{
+    const char *dir = fresh("torn");
+    ring r;
+    ring_log l;
+    CHECK_OK(ctx, ring_create(ctx, &r, dir, &alone));
+    for (int k = 0; k < RING_RECORDS + 5; k++) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
+    /* as the writer leaves it that is killed before it stores the number */
+    r.file->rec[5].number = 0;
+    r.file->rec[5].layer = 12345;
+    memset(r.file->rec[5].step, 'x', RING_STEP_BYTES);
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+    CHECK(l.n == RING_RECORDS - 1 && l.torn == 1);
+    CHECK(l.rec[0].layer == 6 && l.rec[l.n - 1].layer == RING_RECORDS + 4);
+    CHECK(ring_last(r.file) == 4);
+    ring_close(ctx, &l);
+    r.file->rec[100].number = 7;        /* one of another place */
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+    CHECK(l.n == RING_RECORDS - 2 && l.torn == 2);
+    ring_close(ctx, &l);
+    ring_free(&r);
+}
+
+static int wait_for(pid_t pid)
+{
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) { }
+    return status;
+}
+
+static void test_killed_writer(void)
+{
+    for (int round = 0; round < 20; round++) {
+        const char *dir = fresh("killed");
+        const int n = round ? 0 : 1234;             /* the first stops there, the others go on */
+        int ready[2];
+        char c;
+        ring_log l;
+        pid_t pid;
+        CHECK(pipe(ready) == 0);
+        fflush(stdout);
+        pid = fork();
+        if (pid == 0) {
+            ring r;
+            if (ring_create(ctx, &r, dir, &alone) != TR_OK) _exit(1);
+            for (int k = 0; k < 1234; k++) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
+            if (write(ready[1], "x", 1) != 1) _exit(1);
+            for (int k = 1234; !n; k++) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
+            for (;;) pause();
+        }
+        CHECK(read(ready[0], &c, 1) == 1);
+        if (!n) pause_ms(round % 5);
+        kill(pid, SIGKILL);
+        CHECK(WTERMSIG(wait_for(pid)) == SIGKILL);
+        close(ready[0]);
+        close(ready[1]);
+        CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+        CHECK(n ? l.n == n && l.torn == 0 : l.n >= 1234 && l.torn <= 1);
+        for (int64_t k = 0; k < l.n; k++) {
+            CHECK(l.rec[k].layer == (int32_t)l.rec[k].number - 1);
+            CHECK(k == 0 || l.rec[k].number == l.rec[k - 1].number + 1);
+            CHECK(k == 0 || l.rec[k].time >= l.rec[k - 1].time);
+        }
+        CHECK(l.head.state == RING_RUNNING && !ring_alive(&l.head));
+        ring_close(ctx, &l);
+    }
+}
+
+/* ---- damaged files */
+
+static char *image;                     /* a good ring */
+static char damaged_path[512];
+
+static tr_status open_image(const void *bytes, size_t n)
+{
+    ring_log l;
+    FILE *f = fopen(damaged_path, "wb");
+    tr_status s;
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) exit(1);
+    s = ring_open(ctx, &l, damaged_path);
+    if (s == TR_OK) ring_close(ctx, &l);
+    else CHECK(l.rec == NULL && l.n == 0);
+    return s;
+}
+
+static void test_damaged(void)
+{
+    static const struct { size_t at; uint32_t value; const char *words; } field[] = {
+        { offsetof(ring_head, version), 2, "version 2, not 1" },
+        { offsetof(ring_head, order), 0x04030201, "byte order" },
+        { offsetof(ring_head, head_bytes), 8192, "8192 4096" },
+        { offsetof(ring_head, record_bytes), 64, "64" },
+        { offsetof(ring_head, records), 0xffffffff, "4294967295" },
+        { offsetof(ring_head, rank), 4, "rank 4 of 4" },
+        { offsetof(ring_head, rank), 0xffffffff, "rank -1" },
+        { offsetof(ring_head, world), 0, "of 0" },
+        { offsetof(ring_head, world), 0x7fffffff, "2147483647" },
+        { offsetof(ring_head, state), 9, "ended 9" },
+        { offsetof(ring_head, peer), 4, "rank 4 of 4" },
+        { offsetof(ring_file, rec) + offsetof(ring_record, kind), 77, "event 1 kind 77" },
+        { offsetof(ring_file, rec) + offsetof(ring_record, peer), 4, "event 1 peer 4" },
+        { offsetof(ring_file, rec) + offsetof(ring_record, number) + 4, 0x80000000, "number" },
+    };
+    static const struct { size_t at, n; const char *words; } texts[] = {
+        { offsetof(ring_head, host), 64, "head no end" },
+        { offsetof(ring_head, layout), 64, "head no end" },
+        { offsetof(ring_head, run), 128, "head no end" },
+        { offsetof(ring_head, command), 1024, "head no end" },
+        { offsetof(ring_head, sentence), RING_SENTENCE, "head no end" },
+        { offsetof(ring_file, rec) + offsetof(ring_record, step), RING_STEP_BYTES, "event 1 step" },
+    };
+    static const size_t cut[] = { 0, 1, 7, 8, 100, sizeof(ring_head) - 1, sizeof(ring_head), 4096,
+                                  sizeof(ring_file) - 1 };
+    const char *dir = fresh("damaged");
+    const ring_who who = { .rank = 3, .world = 4 };
+    const size_t size = sizeof(ring_file);
+    char *bytes = (char *)malloc(size + 1);
+    ring r;
+    ring_log l;
+    FILE *f;
+    image = (char *)calloc(1, size + 1);
+    if (!bytes || !image) exit(1);
+    CHECK_OK(ctx, ring_create(ctx, &r, dir, &who));
+    ring_event(&r, RING_WAIT, 2, 1, 10, 0, "combine");
+    ring_event(&r, RING_STEP, 2, -1, 0, 0, "experts");
+    ring_free(&r);
+    f = fopen(in(dir, "rank-00003.ring"), "rb");
+    CHECK(f && fread(image, 1, size, f) == size);
+    if (f) fclose(f);
+    snprintf(damaged_path, sizeof damaged_path, "%s/damaged.ring", dir);
+    CHECK_OK(ctx, open_image(image, size));
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, "damaged.ring bytes", open_image(image, cut[i]));
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "damaged.ring at least bytes", open_image(image, size + 1));
+    memset(bytes, 'a', size);
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "damaged.ring TRRING", open_image(bytes, size));
+    memset(bytes, 0, size);                 /* killed while it was made */
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "damaged.ring TRRING", open_image(bytes, size));
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) {
+        memcpy(bytes, image, size);
+        memcpy(bytes + field[i].at, &field[i].value, 4);
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, field[i].words, open_image(bytes, size));
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        memcpy(bytes, image, size);
+        memset(bytes + texts[i].at, 'x', texts[i].n);
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, texts[i].words, open_image(bytes, size));
+    }
+    memcpy(bytes, image, size);
+    memcpy(bytes + offsetof(ring_head, host), "a\nb", 4);   /* one line, whatever it holds */
+    CHECK_OK(ctx, open_image(bytes, size));
+    CHECK_OK(ctx, ring_open(ctx, &l, damaged_path));
+    CHECK(!strcmp(l.head.host, "a?b"));
+    ring_close(ctx, &l);
+    for (size_t i = 0; i < sizeof(ring_head) + 300; i++) {          /* refused or read: no crash */
+        size_t at = i < sizeof(ring_head) ? i : 4096 + i - sizeof(ring_head);
+        memcpy(bytes, image, size);
+        bytes[at] = (char)~bytes[at];
+        if (i % 3 == 0 || i >= sizeof(ring_head)) open_image(bytes, size);
+    }
+    CHECK_FAILS(ctx, TR_ERR_IO, "none.ring No such file", ring_open(ctx, &l, in(dir, "none.ring")));
+    free(bytes);
+    free(image);
+}
+
+static void test_no_room(void)
+{
+    const char *dir = fresh("full");
+    char cmd[600];
+    ring r;
+    pid_t pid;
+    CHECK_FAILS(ctx, TR_ERR_IO, "nowhere/rank-00000.ring No such", ring_create(ctx, &r,
+                "build/ring/nowhere", &alone));
+    CHECK_FAILS(ctx, TR_ERR_ARG, "rank 5 of 2", ring_create(ctx, &r, dir,
+                &(ring_who){ .rank = 5, .world = 2 }));
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {                         /* a limit on the size of files */
+        struct rlimit small = { 100000, 100000 };
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &small);
+        test_bad = 0;
+        CHECK_FAILS(ctx, TR_ERR_IO, "rank-00000.ring cannot made large", ring_create(ctx, &r, dir,
+                    &alone));
+        CHECK(r.file == NULL && access(in(dir, "rank-00000.ring"), F_OK) != 0);
+        fflush(stdout);
+        _exit(test_bad != 0);
+    }
+    CHECK(wait_for(pid) == 0);
+    snprintf(cmd, sizeof cmd, "mount -t tmpfs -o size=64k none %s 2> /dev/null", dir);
+    if (system(cmd) != 0) return;           /* not allowed here */
+    CHECK_FAILS(ctx, TR_ERR_IO, "rank-00000.ring bytes No space left", ring_create(ctx, &r, dir,
+                &alone));
+    CHECK(r.file == NULL && access(in(dir, "rank-00000.ring"), F_OK) != 0);
+    snprintf(cmd, sizeof cmd, "umount %s", dir);
+    CHECK(system(cmd) == 0);
+}
+
+/* A ring that a process still has mapped is not cut under it by the next run. */
+static void test_replaced(void)
+{
+    const char *dir = fresh("replaced");
+    ring old, r;
+    ring_log l;
+    CHECK_OK(ctx, ring_create(ctx, &old, dir, &alone));
+    CHECK_OK(ctx, ring_create(ctx, &r, dir, &alone));
+    ring_event(&old, RING_STEP, 1, -1, 0, 0, "old");
+    ring_event(&r, RING_STEP, 2, -1, 0, 0, "new");
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00000.ring")));
+    CHECK(l.n == 1 && l.rec[0].layer == 2);
+    ring_close(ctx, &l);
+    ring_free(&old);
+    ring_free(&r);
+}
+
+/* ---- verdicts, of rings that are written here. Times are seconds after T0. */
+
+static const int64_t T0 = 1700000000LL * 1000000000;
+enum { WORLD = 4 };
+static ring faked[WORLD];
+static const char *fake_dir;
+
+static int64_t at(double s) { return T0 + (int64_t)(s * 1e9); }
+
+static void fake(const char *name, unsigned without)        /* without: a bit a rank */
+{
+    fake_dir = fresh(name);
+    for (int i = 0; i < WORLD; i++) {
+        ring_who who = { .rank = i, .world = WORLD, .layout = "pp=2,ep=2", .command = "run" };
+        if (without >> i & 1) continue;
+        CHECK_OK(ctx, ring_create(ctx, &faked[i], fake_dir, &who));
+        faked[i].file->u.head.begun = at(0);
+        faked[i].file->u.head.pid = 1000 + i;
+        snprintf(faked[i].file->u.head.host, 64, "node-%d", i);
+        ring_event(&faked[i], RING_STEP, -1, -1, 0, 0, "embed");
+        faked[i].file->rec[0].time = at(0.1);
+    }
+}
+
+static void ev(int rank, double t, ring_kind kind, int layer, int peer, const char *step)
+{
+    ring *r = &faked[rank];
+    ring_event(r, kind, layer, peer, 4096, 0, step);
+    r->file->rec[(r->n - 1) % RING_RECORDS].time = at(t);
+}
+
+static void fin(int rank, double t, ring_state state, int sig, int peer, const char *said)
+{
+    CHECK(ring_end(&faked[rank], state, sig, peer, said));
+    faked[rank].file->u.head.ended = at(t);
+}
+
+static void failed(int rank, double t, int peer, const char *said)
+{
+    ev(rank, t, RING_FAIL, -1, peer, said);
+    fin(rank, t + 0.01, RING_FAILED, 0, peer, said);
+}
+
+static void signalled(int rank, double t) { fin(rank, t, RING_SIGNALLED, SIGTERM, -1, "ended"); }
+
+static void verdict_(pm_why why, int first, const char *words, int line)
+{
+    pm p;
+    pm_verdict v;
+    char w[256];
+    for (int i = 0; i < WORLD; i++) ring_free(&faked[i]);
+    if (pm_read(ctx, &p, fake_dir) != TR_OK) {
+        test_bad++;
+        printf("  %d: %s\n", line, tr_err_last(ctx));
+        return;
+    }
+    v = pm_judge(&p);
+    if (v.why != why || v.first != first) {
+        test_bad++;
+        printf("  %d: expected %s of rank %d, got %s of rank %d: %s\n", line, pm_why_name(why),
+               first, pm_why_name(v.why), v.first, v.sentence);
+    }
+    for (; *words; words += strspn(words, "|")) {
+        size_t n = strcspn(words, "|");
+        snprintf(w, sizeof w, "%.*s", (int)n, words);
+        if (!strstr(v.sentence, w)) {
+            test_bad++;
+            printf("  %d: no \"%s\" in \"%s\"\n", line, w, v.sentence);
+        }
+        words += n;
+    }
+    if (getenv("TEST_SAY")) printf("  %s: %s\n", fake_dir, v.sentence);
+    pm_free(ctx, &p);
+}
+#define VERDICT(why, first, words) verdict_(why, first, words, __LINE__)
+
+static void test_in_order(void)
+{
+    fake("fine", 0);
+    for (int i = 0; i < WORLD; i++) {
+        ev(i, 1, RING_END, -1, -1, NULL);
+        fin(i, 1 + i, RING_ORDERLY, 0, -1, "");
+    }
+    VERDICT(PM_FINE, -1, "all 4 ranks ended in order");
+}
+
+/* SIGKILL: the launcher ends the others. */
+static void test_killed(void)
+{
+    fake("kill-1", 0);
+    ev(0, 5.0, RING_WAIT, 3, 1, "dispatch");
+    ev(1, 4.9, RING_STEP, 3, -1, "experts");
+    ev(2, 5.0, RING_WAIT, 3, 0, "combine");
+    ev(3, 5.1, RING_STEP, 4, -1, "mla");
+    signalled(0, 5.2); signalled(2, 5.2); signalled(3, 5.2);
+    VERDICT(PM_KILLED, 1, "rank 1 was killed without a word|in layer 3, step experts");
+
+    fake("kill-2", 0);                  /* while it waited for one that lived */
+    ev(0, 5.0, RING_STEP, 3, -1, "experts");
+    ev(1, 4.0, RING_STEP, 3, -1, "experts");
+    ev(2, 5.0, RING_WAIT, 3, 0, "combine");
+    ev(3, 5.1, RING_WAIT, 4, 1, "dispatch");
+    signalled(0, 5.2); signalled(1, 5.2); signalled(2, 5.2);
+    VERDICT(PM_KILLED, 3, "rank 3 was killed|layer 4, step dispatch, waiting for rank 1");
+
+    fake("kill-3", 0);                  /* noticed by those that waited, not by the launcher */
+    ev(0, 5.0, RING_WAIT, 3, 1, "dispatch");
+    ev(1, 4.9, RING_WAIT, 3, 0, "dispatch");
+    ev(2, 5.0, RING_WAIT, 3, 1, "dispatch");
+    ev(3, 5.0, RING_WAIT, 3, 1, "dispatch");
+    failed(0, 15.0, 1, "rank 1 is late: layer 3, dispatch, 4096 bytes expected, 0 came");
+    failed(2, 15.1, 1, "rank 1 is late");
+    signalled(3, 15.1);
+    VERDICT(PM_LATE, 1, "rank 1 stopped first, in layer 3, step dispatch|10.2 s before|no ending|"
+            "rank 0 said: rank 1 is late: layer 3, dispatch, 4096");
+}
+
+/* SIGSTOP: the others' deadline passes; the launcher then ends the stopped one with SIGKILL, or
+ * lets it go on to its SIGTERM. */
+static void test_stopped(void)
+{
+    fake("stop-1", 0);
+    ev(0, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(1, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(2, 4.8, RING_STEP, 3, -1, "experts");
+    ev(3, 5.0, RING_WAIT, 3, 1, "dispatch");
+    failed(0, 15.0, 2, "rank 2 is late in layer 3");
+    failed(1, 15.0, 2, "rank 2 is late in layer 3");
+    failed(3, 15.0, 2, "rank 2 is late in layer 3");
+    VERDICT(PM_LATE, 2, "rank 2 stopped first|layer 3, step experts|10.2 s|stopped and killed");
+
+    fake("stop-2", 0);                  /* SIGCONT, SIGTERM */
+    ev(0, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(1, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(2, 4.8, RING_WAIT, 3, 0, "dispatch");
+    ev(3, 5.0, RING_WAIT, 3, 1, "dispatch");
+    failed(0, 15.0, -1, "in layer 3, dispatch: rank 2 sent nothing for 10 s");   /* by its words */
+    signalled(1, 15.1); signalled(2, 15.3); signalled(3, 15.1);
+    VERDICT(PM_LATE, 2, "rank 2 stopped first|lived until signal 15|stopped, or slow");
+
+    fake("stop-3", 0);                  /* through a chain: 0 names 1, which waits for 3 */
+    ev(0, 5.0, RING_WAIT, 3, 1, "stage");
+    ev(1, 5.5, RING_WAIT, 2, 3, "rows");
+    ev(2, 5.0, RING_WAIT, 2, 1, "rows");
+    ev(3, 4.0, RING_STEP, 2, -1, "kda");
+    failed(0, 15.0, 1, "rank 1 is late");
+    signalled(1, 15.1); signalled(2, 15.1); signalled(3, 15.1);
+    VERDICT(PM_LATE, 3, "rank 3 stopped first|step kda");
+}
+
+static void test_own(void)
+{
+    fake("nan", 0);
+    for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_STEP, 3, -1, "experts");
+    failed(2, 5.5, -1, "layer 3, experts: element 7 is NaN");
+    failed(0, 5.6, 2, "rank 2: layer 3, experts: element 7 is NaN");
+    failed(1, 5.4, 2, "rank 2: layer 3, experts: element 7 is NaN");    /* another clock */
+    signalled(3, 5.7);
+    VERDICT(PM_OWN, 2, "rank 2 failed first, in layer 3, step experts: layer 3, experts: element");
+
+    fake("crash", 0);
+    for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_STEP, 3, -1, "experts");
+    fin(1, 5.1, RING_SIGNALLED, SIGSEGV, -1, "ended by signal 11");
+    signalled(0, 5.2); signalled(2, 5.2); signalled(3, 5.2);
+    VERDICT(PM_OWN, 1, "rank 1 crashed first|signal 11 (SIGSEGV)");
+
+    fake("unsaid", 0);                  /* killed between its failure and its ending */
+    ev(3, 5.0, RING_STEP, 7, -1, "mla");
+    ev(3, 5.1, RING_FAIL, -1, -1, "out of memory");
+    signalled(0, 5.2); signalled(1, 5.2); signalled(2, 5.2);
+    VERDICT(PM_OWN, 3, "rank 3 failed first, in layer 7, step mla: out of memory");
+
+    fake("late-then-own", 0);           /* what failed after others gave up was not the first */
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    failed(0, 15.0, 1, "rank 1 is late");
+    failed(2, 16.0, -1, "no space left on device");
+    signalled(1, 16.2); signalled(3, 16.2);
+    VERDICT(PM_LATE, 1, "rank 1 stopped first");
+}
+
+static void test_deadlock(void)
+{
+    fake("circle", 0);
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 5.1, RING_WAIT, 4, 2, "combine");
+    ev(2, 5.2, RING_WAIT, 3, 0, "rows");
+    ev(3, 5.2, RING_WAIT, 3, 2, "rows");
+    failed(0, 15.0, 1, "rank 1 is late");
+    failed(1, 15.0, 2, "rank 2 is late");
+    failed(2, 15.0, 0, "rank 0 is late");
+    failed(3, 15.0, 2, "rank 2 is late");
+    VERDICT(PM_DEADLOCK, 0, "deadlock: rank 0 waits for rank 1 (layer 3, step rows), rank 1 waits "
+            "for rank 2 (layer 4, step combine), rank 2 waits for rank 0");
+
+    fake("circle-2", 0);                /* the first to give up has the launcher end the others */
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 5.1, RING_WAIT, 4, 0, "combine");
+    failed(0, 15.0, 1, "rank 1 is late");
+    signalled(1, 15.1); signalled(2, 15.1); signalled(3, 15.1);
+    VERDICT(PM_DEADLOCK, 0, "rank 0 waits for rank 1|rank 1 waits for rank 0|unless");
+
+    fake("left", 0);                    /* another branch */
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    fin(1, 5.0, RING_ORDERLY, 0, -1, "");
+    failed(0, 15.0, 1, "rank 1 is late");
+    signalled(2, 15.1); signalled(3, 15.1);
+    VERDICT(PM_LEFT, 1, "rank 1 ended in order while others still waited");
+}
+
+static void test_all_silent(void)
+{
+    fake("power", 0);
+    ev(0, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(1, 4.0, RING_WAIT, 3, 2, "dispatch");
+    ev(2, 4.5, RING_STEP, 3, -1, "experts");
+    ev(3, 5.0, RING_STEP, 3, -1, "experts");
+    VERDICT(PM_KILLED, 2, "no rank left an ending|rank 2 was killed or stopped first|layer 3");
+
+    fake("power-circle", 0);
+    for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_WAIT, 3, (i + 1) % WORLD, "rows");
+    VERDICT(PM_DEADLOCK, 0, "rank 3 waits for rank 0");
+}
+
+static void test_missing(void)
+{
+    fake("absent", 1u << 2);
+    for (int i = 0; i < WORLD; i++)
+        if (i != 2) ev(i, 1.0, RING_WAIT, -1, RING_ANYBODY, "MPI_Init");
+    failed(0, 31, RING_ANYBODY, "MPI_Init did not return within 30 s");
+    failed(1, 31, RING_ANYBODY, "MPI_Init did not return within 30 s");
+    signalled(3, 31);
+    VERDICT(PM_ABSENT, 2, "rank 2 left no ring|rank 0 said: MPI_Init did not");
+
+    fake("absent-2", 1u << 2);
+    ev(0, 1.0, RING_WAIT, 3, 2, "rows");
+    failed(0, 11, 2, "rank 2 is late");
+    VERDICT(PM_ABSENT, 2, "rank 2 left no ring");
+
+    fake("absent-3", 1u << 3);
+    for (int i = 0; i < 3; i++) fin(i, 5, RING_ORDERLY, 0, -1, "");
+    VERDICT(PM_ABSENT, 3, "rank 3 left no ring");
+
+    fake("init", 0);                    /* one stopped on its way into MPI_Init */
+    for (int i = 0; i < 3; i++) {
+        ev(i, 1.0, RING_WAIT, -1, RING_ANYBODY, "MPI_Init");
+        failed(i, 31, RING_ANYBODY, "MPI_Init did not return within 30 s");
+    }
+    signalled(3, 31.2);
+    VERDICT(PM_LATE, 3, "rank 3 stopped first, in step embed");
+
+    fake("init-all", 0);
+    for (int i = 0; i < WORLD; i++) {
+        ev(i, 1.0, RING_WAIT, -1, RING_ANYBODY, "MPI_Init");
+        failed(i, 31, RING_ANYBODY, "MPI_Init did not return within 30 s");
+    }
+    VERDICT(PM_UNKNOWN, -1, "every rank waited|rank 0 said: MPI_Init");
+}
+
+static void test_outside(void)
+{
+    fake("cancel", 0);
+    for (int i = 0; i < WORLD; i++) ev(i, 5.0 + 0.1 * i, RING_STEP, 3, -1, "experts");
+    for (int i = 0; i < WORLD; i++) signalled(i, i == 2 ? 5.5 : 5.6);
+    VERDICT(PM_OUTSIDE, 2, "ended from outside, rank 2 first, by signal 15 (SIGTERM), in layer 3");
+
+    fake("cancel-2", 0);                /* somebody had enough of a run that hung */
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 4.5, RING_STEP, 3, -1, "mla");
+    ev(2, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(3, 5.0, RING_WAIT, 3, 0, "rows");
+    for (int i = 0; i < WORLD; i++) signalled(i, 60 + 0.01 * i);
+    VERDICT(PM_OUTSIDE, 1, "rank 0 first|rank 1, which waited for nobody, had been silent for "
+            "55.5 s in layer 3, step mla");
+}
+
+/* Ranks that are still there: real processes, one of them stopped. */
+static void test_alive(void)
+{
+    const char *dir = fresh("alive");
+    pid_t pid[3];
+    pm p;
+    pm_verdict v;
+    for (int i = 0; i < 3; i++) {
+        int ready[2];
+        char c;
+        CHECK(pipe(ready) == 0);
+        fflush(stdout);
+        pid[i] = fork();
+        if (pid[i] == 0) {
+            ring_who who = { .rank = i, .world = 3 };
+            ring r;
+            if (ring_create(ctx, &r, dir, &who) != TR_OK) _exit(1);
+            ring_event(&r, i == 1 ? RING_STEP : RING_WAIT, 2, i == 1 ? -1 : 1, 8, 0, "rows");
+            if (write(ready[1], "x", 1) != 1) _exit(1);
+            for (;;) pause();
+        }
+        CHECK(read(ready[0], &c, 1) == 1);
+        close(ready[0]);
+        close(ready[1]);
+    }
+    CHECK_OK(ctx, pm_read(ctx, &p, dir));
+    v = pm_judge(&p);
+    CHECK(v.why == PM_RUNNING && v.first == 1 && strstr(v.sentence, "all 3 ranks are still there"));
+    pm_free(ctx, &p);
+    kill(pid[1], SIGSTOP);
+    waitpid(pid[1], NULL, WUNTRACED);
+    CHECK_OK(ctx, pm_read(ctx, &p, dir));
+    v = pm_judge(&p);
+    CHECK(v.first == 1 && strstr(v.sentence, "is stopped"));
+    pm_free(ctx, &p);
+    for (int i = 0; i < 3; i++) {
+        kill(pid[i], SIGKILL);
+        wait_for(pid[i]);
+    }
+    CHECK_OK(ctx, pm_read(ctx, &p, dir));
+    v = pm_judge(&p);
+    CHECK(v.why == PM_KILLED && v.first == 1);
+    pm_free(ctx, &p);
+}
+
+/* ---- folders that are no run */
+
+static void copy_file(const char *from, const char *to)
+{
+    char cmd[1200];
+    snprintf(cmd, sizeof cmd, "cp %s %s", from, to);
+    CHECK(system(cmd) == 0);
+}
+
+static void test_folders(void)
+{
+    const char *dir = fresh("empty");
+    pm p;
+    FILE *f;
+    CHECK_FAILS(ctx, TR_ERR_MISSING, "empty .ring", pm_read(ctx, &p, dir));
+    CHECK_FAILS(ctx, TR_ERR_IO, "nowhere No such", pm_read(ctx, &p, ROOT "/nowhere"));
+    f = fopen(in(dir, "notes.ring"), "w");
+    if (f) { fputs("not a ring\n", f); fclose(f); }
+    CHECK_FAILS(ctx, TR_ERR_MISSING, "notes.ring 11 bytes", pm_read(ctx, &p, dir));
+    copy_file(ROOT "/fine/rank-00001.ring", in(dir, "rank-00001.ring"));
+    CHECK_OK(ctx, pm_read(ctx, &p, dir));               /* one is enough; the other is told of */
+    CHECK(p.world == WORLD && p.known == 1 && p.n_damaged == 1);
+    CHECK(p.n_damaged == 1 && strstr(p.damaged[0], "notes.ring"));
+    pm_free(ctx, &p);
+    copy_file(ROOT "/fine/rank-00001.ring", in(dir, "copy.ring"));
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "copy.ring rank-00001.ring both rank 1", pm_read(ctx, &p, dir));
+    remove(in(dir, "copy.ring"));
+    copy_file(ROOT "/round/rank-00000.ring", in(dir, "rank-00000.ring"));
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "rank-00000.ring rank-00001.ring 4 1", pm_read(ctx, &p, dir));
+
+    for (int i = 0; i < 4; i++) {                       /* what tells two runs apart */
+        static const char *const words[] = { "layout pp=2,ep=2 pp=4", "run 12", "different 700 s",
+                                             "different 90 s" };
+        ring_head *h;
+        fake("runs", 0);
+        h = &faked[3].file->u.head;
+        for (int k = 0; k < WORLD; k++) fin(k, 5, RING_ORDERLY, 0, -1, "");
+        if (i == 0) strcpy(h->layout, "pp=4");
+        if (i == 1) strcpy(h->run, "12");
+        if (i == 2) { h->begun = at(700); h->ended = at(701); }
+        if (i == 3) h->begun = at(-90), h->ended = at(-70);
+        for (int k = 0; k < WORLD; k++) ring_free(&faked[k]);
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, words[i], pm_read(ctx, &p, fake_dir));
+    }
+}
+
+static tr_status sweep_read(tr_ctx *c, void *user)
+{
+    pm p;
+    tr_status s = pm_read(c, &p, (const char *)user);
+    if (s == TR_OK) pm_free(c, &p);
+    return s;
+}
+
+static void test_memory(void)
+{
+    CHECK(test_sweep(sweep_read, (void *)(uintptr_t)(ROOT "/kill-1")) > 4);
+}
+
+/* ---- the tool */
+
+static char tool_out[1 << 16];
+
+static int tool(const char *args)
+{
+    char cmd[600];
+    size_t n = 0;
+    FILE *f;
+    int status;
+    snprintf(cmd, sizeof cmd, "build/trillion postmortem %s 2>&1", args);
+    f = popen(cmd, "r");
+    if (!f) return -1;
+    n = fread(tool_out, 1, sizeof tool_out - 1, f);
+    tool_out[n] = 0;
+    status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_tool(void)
+{
+    if (access("build/trillion", X_OK) != 0) return;
+    CHECK(tool(ROOT "/fine") == 0 && strstr(tool_out, "all 4 ranks ended in order"));
+    CHECK(tool(ROOT "/kill-1") == 1);
+    CHECK(strstr(tool_out, "*     1  node-1      1001  layer 3, experts"));
+    CHECK(strstr(tool_out, "rank 1 was killed without a word"));
+    CHECK(tool(ROOT "/absent") == 1 && strstr(tool_out, "no ring: rank 2\n"));
+    CHECK(tool(ROOT "/kill-1 --json") == 1);
+    CHECK(strstr(tool_out, "\"first\":1") && strstr(tool_out, "\"why\":\"killed\""));
+    CHECK(tool(ROOT "/runs") == 2 && strstr(tool_out, "different runs"));
+    CHECK(tool(ROOT "/nowhere") == 2 && strstr(tool_out, "nowhere"));
+    CHECK(tool("tests/golden") == 2 && strstr(tool_out, "no file *.ring"));
+}
+
+/* ---- the watchdog and the handlers, each in a process of its own */
+
+typedef struct child { int exit, sig; double seconds; char err[2048]; } child;
+
+static child run_child(const char *dir, void (*fn)(ring *r))
+{
+    child c;
+    int fd[2];
+    size_t n = 0;
+    ssize_t k;
+    pid_t pid;
+    struct timespec a, b;
+    memset(&c, 0, sizeof c);
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    CHECK(pipe(fd) == 0);
+    fflush(stdout);
+    pid = fork();
+    if (pid == 0) {
+        static ring r;
+        struct rlimit none = { 0, 0 };
+        ring_who who = { .rank = 3, .world = 8 };
+        dup2(fd[1], 2);
+        close(fd[0]);
+        close(fd[1]);
+        setrlimit(RLIMIT_CORE, &none);
+        if (ring_create(ctx, &r, dir, &who) != TR_OK || watch_start(&r, 3) != 0) _exit(99);
+        fn(&r);
+        _exit(98);
+    }
+    close(fd[1]);
+    while (n < sizeof c.err - 1 && (k = read(fd[0], c.err + n, sizeof c.err - 1 - n)) > 0)
+        n += (size_t)k;                 /* to its end, which no process of it holds open any more */
+    close(fd[0]);
+    int status = wait_for(pid);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    c.exit = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    c.sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    c.seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+    return c;
+}
+
+static void blocks(ring *r)
+{
+    (void)r;
+    watch_begin("MPI_Init", 0.5);
+    sleep(60);
+}
+
+static void blocks_with_children(ring *r)
+{
+    setpgid(0, 0);
+    if (fork() == 0) { sleep(60); _exit(0); }
+    blocks(r);
+}
+
+static void returns_in_time(ring *r)
+{
+    for (int i = 0; i < 1000; i++) {
+        watch_begin("MPI_Comm_dup", 0.2);
+        watch_end();
+    }
+    pause_ms(400);
+    watch_stop();
+    ring_end(r, RING_ORDERLY, 0, RING_NOBODY, "");
+    _exit(0);
+}
+
+static void test_watchdog(void)
+{
+    const char *dir = fresh("watch");
+    void (*const fn[2])(ring *r) = { blocks, blocks_with_children };
+    child c;
+    ring_log l;
+    for (int i = 0; i < 2; i++) {
+        c = run_child(dir, fn[i]);
+        CHECK(c.exit == 1 && c.seconds >= 0.5 && c.seconds < 2.5);
+        CHECK(strstr(c.err, "trillion-mpi: rank 3: MPI_Init did not return within 0.5 s") == c.err);
+        CHECK(strchr(c.err, '\n') == c.err + strlen(c.err) - 1);
+        CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+        CHECK(l.head.state == RING_FAILED && l.head.peer == RING_ANYBODY);
+        CHECK(strstr(l.head.sentence, "MPI_Init did not return within 0.5 s"));
+        CHECK(l.n == 1 && l.rec[0].kind == RING_WAIT && !strcmp(l.rec[0].step, "MPI_Init"));
+        ring_close(ctx, &l);
+    }
+    c = run_child(dir, returns_in_time);
+    CHECK(c.exit == 0 && !*c.err);
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+    CHECK(l.head.state == RING_ORDERLY && l.n == 2000 && l.rec[1999].kind == RING_DONE);
+    ring_close(ctx, &l);
+}
+
+static int signal_to_raise;
+
+static void gets_signal(ring *r)
+{
+    ring_event(r, RING_STEP, 5, -1, 0, 0, "experts");
+    ring_event(r, RING_WAIT, 5, 2, 4096, 0, "dispatch");
+    kill(getpid(), signal_to_raise);
+    sleep(60);
+}
+
+static void gets_signal_at_start(ring *r)
+{
+    (void)r;
+    raise(SIGTERM);
+}
+
+static void fails_then_gets_signal(ring *r)
+{
+    ring_end(r, RING_FAILED, 0, RING_NOBODY, "its own sentence");
+    raise(SIGTERM);
+}
+
+static void test_signals(void)
+{
+    static const struct { int sig; const char *name; int crash; } row[] = {
+        { SIGTERM, "SIGTERM", 0 }, { SIGINT, "SIGINT", 0 }, { SIGHUP, "SIGHUP", 0 },
+        { SIGSEGV, "SIGSEGV", 1 }, { SIGABRT, "SIGABRT", 1 }, { SIGBUS, "SIGBUS", 1 },
+        { SIGFPE, "SIGFPE", 1 },   { SIGILL, "SIGILL", 1 },
+    };
+    const char *dir = fresh("signals");
+    char want[200];
+    child c;
+    ring_log l;
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        signal_to_raise = row[i].sig;
+        c = run_child(dir, gets_signal);
+        CHECK(row[i].crash ? c.sig == row[i].sig : c.exit == 128 + row[i].sig);
+        snprintf(want, sizeof want, "trillion-mpi: rank 3: ended by signal %d (%s) in layer 5, step "
+                 "dispatch, waiting for rank 2\n", row[i].sig, row[i].name);
+        CHECK(!strcmp(c.err, want));
+        CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+        CHECK(l.head.state == RING_SIGNALLED && l.head.signal == row[i].sig);
+        CHECK(strstr(want, l.head.sentence) != NULL && *l.head.sentence);
+        CHECK(pm_is_crash(row[i].sig) == row[i].crash);
+        ring_close(ctx, &l);
+    }
+    c = run_child(dir, gets_signal_at_start);
+    CHECK(c.exit == 143 && !strcmp(c.err, "trillion-mpi: rank 3: ended by signal 15 (SIGTERM)\n"));
+    c = run_child(dir, fails_then_gets_signal);
+    CHECK(c.exit == 143 && !*c.err);
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+    CHECK(l.head.state == RING_FAILED && !strcmp(l.head.sentence, "its own sentence"));
+    ring_close(ctx, &l);
+}
+
+static void test_launched(void)
+{
+    static const char *const names[] = {
+        "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK",
+        "SLURM_PROCID", "SLURM_NTASKS", "PMIX_NAMESPACE", "SLURM_JOB_ID"
+    };
+    int rank, world;
+    const char *run;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
+    CHECK(!watch_launched(&rank, &world, &run) && rank == 0 && world == 1 && !*run);
+    setenv("SLURM_PROCID", "0", 1);
+    setenv("SLURM_NTASKS", "16", 1);
+    setenv("SLURM_JOB_ID", "4711", 1);
+    CHECK(watch_launched(&rank, &world, &run) && rank == 0 && world == 16 && !strcmp(run, "4711"));
+    setenv("OMPI_COMM_WORLD_RANK", "5", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "8", 1);
+    CHECK(watch_launched(&rank, &world, &run) && rank == 5 && world == 8);
+}
+
+int main(void)
+{
+    ctx = test_ctx();
+    TEST(test_round_trip);
+    TEST(test_wrap);
+    TEST(test_torn);
+    TEST(test_killed_writer);
+    TEST(test_damaged);
+    TEST(test_no_room);
+    TEST(test_replaced);
+    TEST(test_in_order);
+    TEST(test_killed);
+    TEST(test_stopped);
+    TEST(test_own);
+    TEST(test_deadlock);
+    TEST(test_all_silent);
+    TEST(test_missing);
+    TEST(test_outside);
+    TEST(test_alive);
+    TEST(test_folders);
+    TEST(test_memory);
+    TEST(test_tool);
+    TEST(test_watchdog);
+    TEST(test_signals);
+    TEST(test_launched);
+    tr_ctx_free(ctx);
+    return test_end();
+}

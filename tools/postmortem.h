@@ -1,0 +1,587 @@
+/* postmortem.h - which rank stopped first, from what all of them left in their rings
+ *
+ *     pm p;
+ *     pm_read(ctx, &p, "DIR");             every *.ring of DIR, of one run
+ *     pm_verdict v = pm_judge(&p);         v.sentence, v.first
+ *     pm_free(ctx, &p);
+ *
+ * HOW IT IS FOUND. An arrow goes from a rank to the one that it waits for: a rank that failed has
+ * one to whom its sentence names; a rank that a signal ended, or that says nothing, to the peer of
+ * its last event if that is a wait. Then, the first that applies:
+ *
+ *     1. a rank failed by itself, before others gave up waiting     the first such
+ *     2. ranks gave up waiting                                      the end of their arrows
+ *     3. ranks left no ending, or no ring                           the oldest that waits for none
+ *                                                                   of them
+ *     4. signals ended all                                          who was silent, or ended first
+ *
+ * Arrows in a circle are a deadlock, unless one on it could not have kept silent so long: a rank
+ * that waits tells so at its deadline if it runs, so one that had waited longer than those that did
+ * was stopped.
+ *
+ * Clocks of different machines are compared only where nothing else decides.
+ *
+ * A program includes this once, after trillion.h with its implementation. */
+
+#ifndef POSTMORTEM_H
+#define POSTMORTEM_H
+
+#include <ctype.h>
+#include <dirent.h>
+#include <stdarg.h>
+
+#include "ring.h"
+
+typedef enum pm_end {
+    PM_MISSING,                 /* no ring */
+    PM_SILENT,                  /* a ring without an ending */
+    PM_ORDERLY,
+    PM_FAILED,                  /* with a sentence */
+    PM_CRASHED,                 /* by a signal of its own making */
+    PM_SIGNALLED                /* by a signal from outside */
+} pm_end;
+
+typedef struct pm_rank {
+    ring_log log;
+    char    *file;              /* NULL: missing */
+    pm_end   end;
+    int      alive;             /* as ring_alive, of a silent one */
+    const ring_record *last;    /* where it was; NULL: nowhere yet */
+    int      waits;             /* whom it waited for there */
+    int      blames;            /* failed: whom it names; RING_NOBODY: itself */
+    int64_t  over;              /* time of its failure or ending */
+    const char *said;           /* failed: its sentence */
+} pm_rank;
+
+typedef struct pm {
+    int      world, known;      /* known: rings there are */
+    pm_rank *rank;              /* [world] */
+    int64_t  end;               /* time of the last event of all */
+    char   **damaged;  int64_t n_damaged;   /* sentences on files that were left out */
+} pm;
+
+typedef enum pm_why {
+    PM_FINE, PM_RUNNING, PM_OWN, PM_LATE, PM_KILLED, PM_LEFT, PM_ABSENT, PM_DEADLOCK, PM_OUTSIDE,
+    PM_UNKNOWN
+} pm_why;
+
+typedef struct pm_verdict {
+    pm_why why;
+    int    first;               /* the rank; -1: none can be named */
+    size_t n;
+    char   sentence[4096];
+} pm_verdict;
+
+static inline const char *pm_why_name(pm_why w)
+{
+    static const char *const name[] = { "fine", "running", "failed", "late", "killed", "left",
+                                        "absent", "deadlock", "outside", "unknown" };
+    return name[w];
+}
+
+static inline const char *pm_end_name(const pm_rank *r)
+{
+    static const char *const name[] = { "no ring", "no ending", "ended in order", "failed",
+                                        "crashed", "ended by a signal" };
+    return r->alive == 'T' ? "stopped" : r->alive ? "still running" : name[r->end];
+}
+
+/* ---- One rank */
+
+/* The first "rank N" of a sentence that is another than self; RING_NOBODY: none. */
+static inline int pm_named(const char *s, int self, int world)
+{
+    for (; (s = strstr(s, "rank ")) != NULL; s += 5) {
+        long k;
+        if (!isdigit((unsigned char)s[5])) continue;
+        k = strtol(s + 5, NULL, 10);
+        if (k < world && k != self) return (int)k;
+    }
+    return RING_NOBODY;
+}
+
+static inline int pm_is_crash(int sig)
+{
+    const char *s = ring_signal_name(sig);
+    return !strcmp(s, "SIGSEGV") || !strcmp(s, "SIGBUS") || !strcmp(s, "SIGFPE") ||
+           !strcmp(s, "SIGILL") || !strcmp(s, "SIGABRT");
+}
+
+static inline void pm_look(pm_rank *r)
+{
+    const ring_head *h = &r->log.head;
+    const ring_record *fail = NULL;
+    uint32_t state = atomic_load(&r->log.head.state);
+    for (int64_t i = r->log.n - 1; i >= 0 && !r->last; i--) {
+        const ring_record *e = &r->log.rec[i];
+        if (e->kind != RING_FAIL) r->last = e;
+        else if (!fail) fail = e;
+    }
+    r->waits = r->last && r->last->kind == RING_WAIT ? r->last->peer : RING_NOBODY;
+    r->blames = RING_NOBODY;
+    r->over = state == RING_RUNNING ? 0 : h->ended;
+    r->end = state == RING_ORDERLY ? PM_ORDERLY : state == RING_SIGNALLED ?
+             pm_is_crash(h->signal) ? PM_CRASHED : PM_SIGNALLED : PM_SILENT;
+    if (state == RING_FAILED || (state == RING_RUNNING && fail)) {
+        r->end = PM_FAILED;
+        r->said = *h->sentence ? h->sentence : fail ? fail->step : "";
+        r->blames = h->peer != RING_NOBODY ? h->peer : fail ? fail->peer : RING_NOBODY;
+        if (r->blames == RING_NOBODY) r->blames = pm_named(r->said, h->rank, h->world);
+        if (r->blames == h->rank) r->blames = RING_NOBODY;
+        if (fail) r->over = fail->time;
+    }
+    if (r->end == PM_SILENT) r->alive = ring_alive(h);
+}
+
+static inline int pm_next(const pm *p, int r)   /* the arrow from r; RING_NOBODY, RING_ANYBODY */
+{
+    const pm_rank *q = &p->rank[r];
+    if (q->end == PM_FAILED) return q->blames;
+    return q->end == PM_SILENT || q->end == PM_SIGNALLED ? q->waits : RING_NOBODY;
+}
+
+static inline int pm_is_own(const pm_rank *r)   /* failed for a reason of its own */
+{
+    return r->end == PM_CRASHED || (r->end == PM_FAILED && r->blames == RING_NOBODY);
+}
+
+static inline int pm_is_lost(const pm_rank *r) { return r->end <= PM_SILENT; }
+
+/* When r was last heard of doing something; a missing one never was. */
+static inline int64_t pm_seen(const pm_rank *r)
+{
+    return r->last ? r->last->time : r->file ? r->log.head.begun : INT64_MIN;
+}
+
+/* ---- Words */
+
+TR_PRINTF(2, 3) static inline void pm_put(pm_verdict *v, const char *fmt, ...)
+{
+    va_list ap;
+    int k;
+    va_start(ap, fmt);
+    k = vsnprintf(v->sentence + v->n, sizeof v->sentence - v->n, fmt, ap);
+    va_end(ap);
+    if (k > 0) v->n += (size_t)k;
+    if (v->n > sizeof v->sentence - 1) v->n = sizeof v->sentence - 1;
+}
+
+static inline void pm_put_where(pm_verdict *v, const pm_rank *r)
+{
+    const ring_record *e = r->last;
+    if (!r->file) return;
+    if (!e) { pm_put(v, " before its first step"); return; }
+    if (e->kind == RING_END) { pm_put(v, " after its last step"); return; }
+    if (e->layer >= 0) pm_put(v, " in layer %d, step %s", (int)e->layer, e->step);
+    else pm_put(v, " in step %s", e->step);
+    if (r->waits >= 0) pm_put(v, ", waiting for rank %d", r->waits);
+    if (r->waits == RING_ANYBODY) pm_put(v, ", waiting for others");
+}
+
+/* Who gave up waiting for r, and its sentence: the one that names r, else any. */
+static inline void pm_put_witness(const pm *p, pm_verdict *v, int r)
+{
+    int w = -1;
+    for (int i = 0; i < p->world; i++)
+        if (p->rank[i].end == PM_FAILED && i != r && *p->rank[i].said &&
+            (w < 0 || (p->rank[i].blames == r && p->rank[w].blames != r))) w = i;
+    if (w >= 0) pm_put(v, "; rank %d said: %s", w, p->rank[w].said);
+}
+
+static inline double pm_seconds(int64_t ns) { return (double)ns / 1e9; }
+
+/* ---- The arrows */
+
+/* Of a circle through r: the one that was stopped; -1: it is a deadlock. */
+static inline int pm_circle(const pm *p, int r)
+{
+    int silent = -1, signalled = -1, tellers = 0, at = r;
+    int64_t told = INT64_MAX;
+    do {
+        const pm_rank *q = &p->rank[at];
+        if (q->end == PM_FAILED) {
+            tellers++;
+            if (pm_seen(q) < told) told = pm_seen(q);
+        } else {
+            int *oldest = q->end == PM_SILENT ? &silent : &signalled;
+            if (*oldest < 0 || pm_seen(q) < pm_seen(&p->rank[*oldest])) *oldest = at;
+        }
+        at = pm_next(p, at);
+    } while (at != r);
+    if (silent >= 0 && (tellers || signalled >= 0)) return silent;
+    if (signalled >= 0 && tellers && pm_seen(&p->rank[signalled]) < told) return signalled;
+    return -1;
+}
+
+/* The end of the arrows from r. *circle: it is on one that is a deadlock. */
+static inline int pm_root(const pm *p, int r, int *circle)
+{
+    int at = r, k;
+    *circle = 0;
+    for (k = 0; k < p->world; k++) {
+        int to = pm_next(p, at);
+        if (to < 0) return at;
+        at = to;
+    }
+    k = pm_circle(p, at);                       /* more arrows than ranks: at is on a circle */
+    if (k >= 0) return k;
+    *circle = 1;
+    for (k = pm_next(p, at), r = at; k != at; k = pm_next(p, k))
+        if (k < r) r = k;                       /* one name for the whole circle */
+    return r;
+}
+
+static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
+{
+    int at = r, shown = 0, failed = 0, others = 0;
+    v->why = PM_DEADLOCK;
+    v->first = r;
+    pm_put(v, "deadlock:");
+    do {
+        const pm_rank *q = &p->rank[at];
+        const ring_record *e = q->last;
+        if (shown++ < 8) {
+            pm_put(v, "%s rank %d waits for rank %d", shown > 1 ? "," : "", at, pm_next(p, at));
+            if (e && e->layer >= 0) pm_put(v, " (layer %d, step %s)", (int)e->layer, e->step);
+            else if (e) pm_put(v, " (step %s)", e->step);
+        }
+        if (q->end == PM_FAILED) failed++;
+        else others++;
+        at = pm_next(p, at);
+    } while (at != r);
+    if (shown > 8) pm_put(v, ", and so on, %d ranks in a circle", shown);
+    if (failed && others) pm_put(v, "; unless one of them was stopped while it waited");
+}
+
+/* ---- The verdict */
+
+static inline void pm_say_own(const pm *p, pm_verdict *v, int r)
+{
+    const pm_rank *q = &p->rank[r];
+    v->why = PM_OWN;
+    v->first = r;
+    pm_put(v, "rank %d %s first,", r, q->end == PM_CRASHED ? "crashed" : "failed");
+    pm_put_where(v, q);
+    if (q->end == PM_FAILED) pm_put(v, ": %s", q->said);
+    else pm_put(v, ": signal %d (%s)", (int)q->log.head.signal,
+                ring_signal_name(q->log.head.signal));
+}
+
+/* Others gave up waiting for r. */
+static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
+{
+    const pm_rank *q = &p->rank[r];
+    if (pm_is_own(q) || q->end == PM_FAILED) { pm_say_own(p, v, r); return; }
+    v->first = r;
+    v->why = q->end == PM_MISSING ? PM_ABSENT : q->end == PM_ORDERLY ? PM_LEFT : PM_LATE;
+    if (q->end == PM_MISSING) {
+        pm_put(v, "rank %d left no ring, and others waited for it: it never started, or its ring "
+               "is on another disk", r);
+    } else if (q->end == PM_ORDERLY) {
+        pm_put(v, "rank %d ended in order while others still waited for it: they took different "
+               "branches", r);
+    } else {
+        pm_put(v, "rank %d stopped first,", r);
+        pm_put_where(v, q);
+        pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+        if (q->alive) pm_put(v, "; its process %lld is %s", (long long)q->log.head.pid,
+                             q->alive == 'T' ? "stopped, not dead" : "still running");
+        else if (q->end == PM_SILENT)
+            pm_put(v, "; it left no ending: killed (SIGKILL, out of memory, power), or stopped and "
+                   "killed later");
+        else pm_put(v, "; it lived until signal %d ended it: it was stopped, or slow",
+                    (int)q->log.head.signal);
+    }
+    pm_put_witness(p, v, r);
+}
+
+/* Nobody gave up waiting. */
+static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
+{
+    const pm_rank *q = &p->rank[r];
+    int others = 0, running = 0;
+    for (int i = 0; i < p->world; i++) {
+        if (!pm_is_lost(&p->rank[i])) others++;
+        if (p->rank[i].alive) running++;
+    }
+    v->first = r;
+    if (q->end == PM_MISSING) {
+        v->why = PM_ABSENT;
+        pm_put(v, "rank %d left no ring: it never started, or its ring is on another disk", r);
+    } else if (q->alive) {
+        v->why = PM_RUNNING;
+        if (running == p->world) pm_put(v, "all %d ranks are still there; ", running);
+        pm_put(v, "rank %d, process %lld, is %s,", r, (long long)q->log.head.pid,
+               q->alive == 'T' ? "stopped" : "still running");
+        pm_put_where(v, q);
+        pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+    } else {
+        v->why = PM_KILLED;
+        if (!others) pm_put(v, "no rank left an ending (power, or all were killed at once): ");
+        pm_put(v, "rank %d was killed %s,", r, others ? "without a word (SIGKILL, out of memory, "
+               "power)" : "or stopped first");
+        pm_put_where(v, q);
+        pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+    }
+}
+
+/* 1: of those that failed by themselves the first, if nobody gave up before. */
+static inline int pm_first_own(const pm *p)
+{
+    int own = -1, other = -1;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        int *first = pm_is_own(q) ? &own : &other;
+        if (!pm_is_own(q) && q->end != PM_FAILED) continue;
+        if (*first < 0 || q->over < p->rank[*first].over) *first = i;
+    }
+    return own < 0 || other < 0 || p->rank[own].over <= p->rank[other].over ? own : -1;
+}
+
+/* 2: to whom the arrows lead from most of those that gave up; -1: none did, or none names any. */
+static inline int pm_most_blamed(const pm *p, int *circle)
+{
+    int best = -1, most = 0;
+    *circle = 0;
+    for (int i = 0; i < p->world; i++) {
+        int c, votes = 0, root;
+        if (p->rank[i].end != PM_FAILED || p->rank[i].blames < 0) continue;
+        root = pm_root(p, i, &c);
+        if (root == best) continue;
+        for (int k = i; k < p->world; k++) {
+            int other;
+            if (p->rank[k].end == PM_FAILED && p->rank[k].blames >= 0)
+                votes += pm_root(p, k, &other) == root;
+        }
+        if (votes > most) { most = votes; best = root; *circle = c; }
+    }
+    return best;
+}
+
+/* 3: the oldest of the lost that waits for none of them: one that does not wait rather than one
+ * that does, a missing one before all. -1: there is none. */
+static inline int pm_oldest_lost(const pm *p)
+{
+    int best = -1, best_waits = 0;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        int waits = q->waits != RING_NOBODY;
+        if (!pm_is_lost(q) || (q->waits >= 0 && pm_is_lost(&p->rank[q->waits]))) continue;
+        if (best < 0 || waits < best_waits ||
+            (waits == best_waits && pm_seen(q) < pm_seen(&p->rank[best]))) {
+            best = i;
+            best_waits = waits;
+        }
+    }
+    return best;
+}
+
+/* 4 */
+static inline void pm_say_outside(const pm *p, pm_verdict *v)
+{
+    int first = -1, silent = -1;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        if (q->end != PM_SIGNALLED) continue;
+        if (first < 0 || q->over < p->rank[first].over) first = i;
+        if (q->waits == RING_NOBODY &&
+            (silent < 0 || pm_seen(q) < pm_seen(&p->rank[silent]))) silent = i;
+    }
+    v->why = PM_OUTSIDE;
+    v->first = first;
+    if (first < 0) { v->why = PM_UNKNOWN; pm_put(v, "no rank tells how it ended"); return; }
+    pm_put(v, "the ranks were ended from outside, rank %d first, by signal %d (%s),", first,
+           (int)p->rank[first].log.head.signal,
+           ring_signal_name(p->rank[first].log.head.signal));
+    pm_put_where(v, &p->rank[first]);
+    if (silent >= 0 && p->rank[first].over - pm_seen(&p->rank[silent]) > 1000000000) {
+        v->first = silent;
+        pm_put(v, "; until then rank %d, which waited for nobody, had been silent for %.1f s",
+               silent, pm_seconds(p->rank[first].over - pm_seen(&p->rank[silent])));
+        if (silent != first) pm_put_where(v, &p->rank[silent]);
+    }
+}
+
+/* Nobody is known to have stopped, but these waited for somebody. */
+static inline void pm_say_unknown(const pm *p, pm_verdict *v)
+{
+    int silent = pm_oldest_lost(p);
+    for (int i = 0; i < p->world && silent < 0; i++)
+        if (p->rank[i].end == PM_SIGNALLED && p->rank[i].waits == RING_NOBODY) silent = i;
+    if (silent >= 0) { pm_say_late(p, v, silent); return; }
+    v->why = PM_UNKNOWN;
+    pm_put(v, "every rank waited for others, and none is known to have stopped: the network, or "
+           "what launched them");
+    pm_put_witness(p, v, -1);
+}
+
+static inline pm_verdict pm_judge(const pm *p)
+{
+    pm_verdict v;
+    int count[PM_SIGNALLED + 1] = { 0 }, circle, r;
+    memset(&v, 0, sizeof v);
+    v.first = -1;
+    for (int i = 0; i < p->world; i++) count[p->rank[i].end]++;
+    if (count[PM_ORDERLY] == p->world) {
+        pm_put(&v, p->world == 1 ? "the one rank ended in order" : "all %d ranks ended in order",
+               p->world);
+        return v;
+    }
+    if ((r = pm_first_own(p)) >= 0) pm_say_own(p, &v, r);
+    else if ((r = pm_most_blamed(p, &circle)) >= 0 && circle) pm_say_deadlock(p, &v, r);
+    else if (r >= 0) pm_say_late(p, &v, r);
+    else if (count[PM_FAILED]) pm_say_unknown(p, &v);
+    else if ((r = pm_oldest_lost(p)) >= 0) pm_say_lost(p, &v, r);
+    else if (count[PM_SILENT]) {                /* all of them wait for each other */
+        for (r = 0; p->rank[r].end != PM_SILENT; r++) { }
+        r = pm_root(p, r, &circle);
+        if (circle) pm_say_deadlock(p, &v, r);
+        else pm_say_lost(p, &v, r);
+    } else pm_say_outside(p, &v);
+    return v;
+}
+
+/* ---- Reading a folder */
+
+static inline void pm_free(tr_ctx *ctx, pm *p)
+{
+    for (int i = 0; p->rank && i < p->world; i++) {
+        ring_close(ctx, &p->rank[i].log);
+        tr_free(ctx, p->rank[i].file);
+    }
+    for (int64_t i = 0; i < p->n_damaged; i++) tr_free(ctx, p->damaged[i]);
+    tr_free(ctx, p->damaged);
+    tr_free(ctx, p->rank);
+    memset(p, 0, sizeof *p);
+}
+
+static inline tr_status pm_copy(tr_ctx *ctx, char **out, const char *s)
+{
+    void *q;
+    tr_status st = tr_alloc(ctx, &q, strlen(s) + 1);
+    if (st == TR_OK) memcpy(q, s, strlen(s) + 1);
+    *out = st == TR_OK ? (char *)q : NULL;
+    return st;
+}
+
+static inline tr_status pm_note_damage(tr_ctx *ctx, pm *p)
+{
+    void *q;
+    tr_status s = tr_alloc(ctx, &q, (size_t)(p->n_damaged + 1) * sizeof *p->damaged);
+    if (s != TR_OK) return s;
+    if (p->n_damaged) memcpy(q, p->damaged, (size_t)p->n_damaged * sizeof *p->damaged);
+    tr_free(ctx, p->damaged);
+    p->damaged = (char **)q;
+    s = pm_copy(ctx, &p->damaged[p->n_damaged], tr_err_last(ctx));
+    if (s == TR_OK) p->n_damaged++;
+    return s;
+}
+
+static inline const pm_rank *pm_any(const pm *p)        /* of the rings the first; NULL: none */
+{
+    for (int i = 0; i < p->world; i++)
+        if (p->rank[i].file) return &p->rank[i];
+    return NULL;
+}
+
+static inline int pm_owns(const pm *p, const char *file)
+{
+    for (int i = 0; i < p->world; i++)
+        if (file && p->rank[i].file == file) return 1;
+    return 0;
+}
+
+/* Rings of one run have its name, size and layout; none had ended long before another began. */
+static inline tr_status pm_same_run(tr_ctx *ctx, const pm_rank *x, const pm_rank *y)
+{
+    const ring_head *a = &x->log.head, *b = &y->log.head;
+    const int64_t minute = 60000000000;
+    if (strcmp(a->layout, b->layout) != 0)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s is of a run with layout \"%s\", %s of one with "
+                       "\"%s\"", x->file, a->layout, y->file, b->layout);
+    if (strcmp(a->run, b->run) != 0)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s is of the run \"%s\", %s of \"%s\"", x->file, a->run,
+                       y->file, b->run);
+    if (a->begun - b->begun > 10 * minute || b->begun - a->begun > 10 * minute ||
+        (x->over && b->begun - x->over > minute) || (y->over && a->begun - y->over > minute))
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s and %s are of different runs: they began %.0f s "
+                       "apart", x->file, y->file,
+                       pm_seconds(a->begun > b->begun ? a->begun - b->begun :
+                                  b->begun - a->begun));
+    return TR_OK;
+}
+
+/* Puts r into its place; the failure of one is the failure of all. */
+static inline tr_status pm_add(tr_ctx *ctx, pm *p, const pm_rank *r)
+{
+    const pm_rank *other = pm_any(p);
+    const int k = r->log.head.rank, world = r->log.head.world;
+    pm_rank *q;
+    if (other && world != p->world)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s is of a run with %d ranks, %s of one with %d",
+                       other->file, p->world, r->file, world);
+    if (!other) {
+        void *ranks;
+        tr_status s = tr_alloc(ctx, &ranks, (size_t)world * sizeof *p->rank);
+        if (s != TR_OK) return s;
+        p->world = world;
+        p->rank = (pm_rank *)ranks;
+        for (int i = 0; i < world; i++) p->rank[i].waits = p->rank[i].blames = RING_NOBODY;
+    }
+    q = &p->rank[k];
+    if (q->file)
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s and %s are both of rank %d", q->file, r->file, k);
+    *q = *r;
+    pm_look(q);
+    p->known++;
+    if (q->log.head.begun > p->end) p->end = q->log.head.begun;
+    if (q->log.n && q->log.rec[q->log.n - 1].time > p->end)
+        p->end = q->log.rec[q->log.n - 1].time;
+    return other ? pm_same_run(ctx, other, q) : TR_OK;
+}
+
+static inline tr_status pm_read_one(tr_ctx *ctx, pm *p, const char *dir, const char *name)
+{
+    char path[4096];
+    pm_rank r;
+    tr_status s;
+    memset(&r, 0, sizeof r);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, name) >= sizeof path)
+        return tr_fail(ctx, TR_ERR_IO, "%s: %s", dir, strerror(ENAMETOOLONG));
+    s = ring_open(ctx, &r.log, path);
+    if (s == TR_ERR_MEMORY) return s;
+    if (s != TR_OK) return pm_note_damage(ctx, p);
+    s = pm_copy(ctx, &r.file, path);
+    if (s == TR_OK) s = pm_add(ctx, p, &r);
+    if (s != TR_OK && !pm_owns(p, r.file)) {
+        ring_close(ctx, &r.log);
+        tr_free(ctx, r.file);
+    }
+    return s;
+}
+
+/* All *.ring of dir. A damaged one is left out, its rank missing, and its sentence kept in damaged.
+ * TR_ERR_MISSING if there is none that can be read; TR_ERR_FORMAT if they are of several runs. On
+ * failure *p is empty. */
+static inline tr_status pm_read(tr_ctx *ctx, pm *p, const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    tr_status s = TR_OK;
+    memset(p, 0, sizeof *p);
+    if (!d) return tr_fail(ctx, TR_ERR_IO, "%s: %s", dir, strerror(errno));
+    while (s == TR_OK && (e = readdir(d)) != NULL) {
+        size_t n = strlen(e->d_name);
+        if (n > 5 && strcmp(e->d_name + n - 5, ".ring") == 0)
+            s = pm_read_one(ctx, p, dir, e->d_name);
+    }
+    closedir(d);
+    if (s == TR_OK && !p->known) {
+        if (p->n_damaged) s = tr_fail(ctx, TR_ERR_MISSING, "%s", p->damaged[0]);
+        else s = tr_fail(ctx, TR_ERR_MISSING, "%s: holds no file *.ring", dir);
+    }
+    if (s != TR_OK) pm_free(ctx, p);
+    return s;
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* watch.h - an end for what has none of its own: MPI's blocking calls, and signals
+ *
+ *     watch_launched(&rank, &world, &run);         as the launcher numbers, before MPI_Init
+ *     watch_start(&r, rank);                       a thread that watches, and the handlers
+ *     watch_begin("MPI_Init", 30);
+ *     MPI_Init(..);
+ *     watch_end();
+ *     watch_stop();
+ *
+ * A call that does not return within its seconds: one sentence to stderr, the ring ends as failed,
+ * the process with exit code 1. A signal that asks to end: the ring says where the rank was, one
+ * sentence, exit code 128 + signal. A crash: the same, and then what the system does with one.
+ *
+ * One a process, with its state in this file: handlers have no other place to look. A program
+ * includes this once, after ring.h, and is linked with -pthread. */
+
+#ifndef WATCH_H
+#define WATCH_H
+
+#include <pthread.h>
+
+#include "ring.h"
+
+typedef struct watch {
+    ring *r;
+    _Atomic int rank;                   /* -1: not known */
+    int running, stop;                  /* the rest: under lock */
+    const char *what;                   /* NULL: nothing is watched */
+    double seconds;
+    struct timespec until;              /* CLOCK_MONOTONIC */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} watch;
+
+static watch watch_it = { .rank = -1, .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* ---- Sentences without printf, which a handler may not call */
+
+typedef struct watch_text { char s[RING_SENTENCE]; size_t n; } watch_text;
+
+static void watch_put(watch_text *t, const char *s)
+{
+    while (*s && t->n < sizeof t->s - 2) t->s[t->n++] = *s++;
+    t->s[t->n] = 0;
+}
+
+static void watch_put_int(watch_text *t, int64_t v)
+{
+    char digits[24], *d = digits + sizeof digits;
+    uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
+    *--d = 0;
+    do *--d = (char)('0' + u % 10); while (u /= 10);
+    if (v < 0) *--d = '-';
+    watch_put(t, d);
+}
+
+static void watch_put_where(watch_text *t)
+{
+    const ring_file *f = watch_it.r ? watch_it.r->file : NULL;
+    int at = f ? ring_last(f) : -1;
+    if (at < 0) return;
+    watch_put(t, " in");
+    if (f->rec[at].layer >= 0) {
+        watch_put(t, " layer ");
+        watch_put_int(t, f->rec[at].layer);
+        watch_put(t, ",");
+    }
+    watch_put(t, " step ");
+    watch_put(t, f->rec[at].step);
+    if (f->rec[at].kind != RING_WAIT || f->rec[at].peer < 0) return;
+    watch_put(t, ", waiting for rank ");
+    watch_put_int(t, f->rec[at].peer);
+}
+
+/* "trillion-mpi: rank 3: SENTENCE", in one piece. */
+static void watch_say(const watch_text *sentence)
+{
+    watch_text t = { "", 0 };
+    int rank = atomic_load(&watch_it.rank);
+    ssize_t k;
+    watch_put(&t, "trillion-mpi: ");
+    if (rank >= 0) {
+        watch_put(&t, "rank ");
+        watch_put_int(&t, rank);
+        watch_put(&t, ": ");
+    }
+    watch_put(&t, sentence->s);
+    t.s[t.n++] = '\n';
+    k = write(2, t.s, t.n);
+    (void)k;
+}
+
+/* ---- Signals */
+
+static const int watch_asks[] = { SIGTERM, SIGINT, SIGHUP };
+static const int watch_crashes[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
+
+/* The rank's own ending, if it has one, stands, and was told: nothing is said again. */
+static void watch_ended_by(int sig)
+{
+    watch_text t = { "", 0 };
+    watch_put(&t, "ended by signal ");
+    watch_put_int(&t, sig);
+    watch_put(&t, " (");
+    watch_put(&t, ring_signal_name(sig));
+    watch_put(&t, ")");
+    watch_put_where(&t);
+    if (ring_end(watch_it.r, RING_SIGNALLED, sig, RING_NOBODY, t.s) || !watch_it.r ||
+        !watch_it.r->file) watch_say(&t);
+}
+
+static void watch_on_ask(int sig)
+{
+    watch_ended_by(sig);
+    _exit(128 + sig);
+}
+
+static void watch_on_crash(int sig)     /* once: SA_RESETHAND */
+{
+    watch_ended_by(sig);
+    raise(sig);
+}
+
+static int watch_handle(void)
+{
+    struct sigaction s;
+    int bad = 0;
+    memset(&s, 0, sizeof s);
+    sigfillset(&s.sa_mask);             /* one ending at a time */
+    s.sa_handler = watch_on_ask;
+    for (size_t i = 0; i < sizeof watch_asks / sizeof *watch_asks; i++)
+        bad |= sigaction(watch_asks[i], &s, NULL);
+    s.sa_handler = watch_on_crash;
+    s.sa_flags = (int)SA_RESETHAND;
+    for (size_t i = 0; i < sizeof watch_crashes / sizeof *watch_crashes; i++)
+        bad |= sigaction(watch_crashes[i], &s, NULL);
+    return bad ? errno : 0;
+}
+
+/* ---- The thread */
+
+/* Time is up. Children that this rank may have started go with it, if it leads their group. */
+static _Noreturn void watch_time_is_up(const char *what, double seconds)
+{
+    watch_text t = { "", 0 };
+    int64_t tenths = (int64_t)(seconds * 10 + 0.5);
+    watch_put(&t, what);
+    watch_put(&t, " did not return within ");
+    watch_put_int(&t, tenths / 10);
+    if (tenths % 10) {
+        watch_put(&t, ".");
+        watch_put_int(&t, tenths % 10);
+    }
+    watch_put(&t, " s: another rank did not come to it, or cannot be reached");
+    ring_end(watch_it.r, RING_FAILED, 0, RING_ANYBODY, t.s);
+    watch_say(&t);
+    if (getpgrp() == getpid()) {
+        signal(SIGTERM, SIG_IGN);
+        kill(0, SIGTERM);
+    }
+    _exit(1);
+}
+
+static int watch_is_over(const struct timespec *until)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec > until->tv_sec || (t.tv_sec == until->tv_sec && t.tv_nsec >= until->tv_nsec);
+}
+
+static void *watch_main(void *arg)
+{
+    watch *w = (watch *)arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->stop) {
+        if (!w->what) pthread_cond_wait(&w->changed, &w->lock);
+        else if (watch_is_over(&w->until)) watch_time_is_up(w->what, w->seconds);
+        else {
+            struct timespec until = w->until;
+            pthread_cond_timedwait(&w->changed, &w->lock, &until);
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+/* From now on r and rank; both may be not yet known: NULL, -1. */
+static void watch_who(ring *r, int rank)
+{
+    watch_it.r = r;
+    atomic_store(&watch_it.rank, rank);
+}
+
+/* 0, or the number of an error. Signals go to the program's own threads. */
+static int watch_start(ring *r, int rank)
+{
+    pthread_condattr_t attr;
+    sigset_t all, old;
+    int e;
+    watch_who(r, rank);
+    e = watch_handle();
+    if (e) return e;
+    pthread_condattr_init(&attr);
+    e = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    if (!e) e = pthread_cond_init(&watch_it.changed, &attr);
+    pthread_condattr_destroy(&attr);
+    if (e) return e;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    e = pthread_create(&watch_it.thread, NULL, watch_main, &watch_it);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    watch_it.running = !e;
+    return e;
+}
+
+static void watch_set(const char *what, double seconds)
+{
+    watch *w = &watch_it;
+    pthread_mutex_lock(&w->lock);
+    w->what = what;
+    w->seconds = seconds;
+    clock_gettime(CLOCK_MONOTONIC, &w->until);
+    w->until.tv_sec += (time_t)seconds;
+    w->until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    if (w->until.tv_nsec >= 1000000000) { w->until.tv_sec++; w->until.tv_nsec -= 1000000000; }
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* what stays valid until watch_end. Called by the thread that writes the ring's events. */
+static void watch_begin(const char *what, double seconds)
+{
+    ring_event(watch_it.r, RING_WAIT, -1, RING_ANYBODY, 0, 0, what);
+    if (watch_it.running) watch_set(what, seconds);
+}
+
+static void watch_end(void)
+{
+    const char *what = watch_it.what;           /* this thread's own: watch_begin */
+    if (watch_it.running) watch_set(NULL, 0);
+    ring_event(watch_it.r, RING_DONE, -1, RING_NOBODY, 0, 0, what);
+}
+
+/* The handlers stay. */
+static void watch_stop(void)
+{
+    if (!watch_it.running) return;
+    pthread_mutex_lock(&watch_it.lock);
+    watch_it.stop = 1;
+    pthread_cond_signal(&watch_it.changed);
+    pthread_mutex_unlock(&watch_it.lock);
+    pthread_join(watch_it.thread, NULL);
+    pthread_cond_destroy(&watch_it.changed);
+    watch_it.running = watch_it.stop = 0;
+}
+
+/* ---- The launcher */
+
+static const char *watch_env(const char *const *name, const char *absent)
+{
+    for (; *name; name++) {
+        const char *s = getenv(*name);
+        if (s && *s) return s;
+    }
+    return absent;
+}
+
+/* What Open MPI, MPICH or Slurm tell a process about itself before MPI_Init: rank and world, and
+ * the run's name, "" if there is none. 0: nothing is told, and the process is one of one. */
+static int watch_launched(int *rank, int *world, const char **run)
+{
+    static const char *const ranks[] = { "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
+                                         "SLURM_PROCID", NULL };
+    static const char *const worlds[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS",
+                                          NULL };
+    static const char *const runs[] = { "PMIX_NAMESPACE", "SLURM_JOB_ID", NULL };
+    const char *r = watch_env(ranks, NULL), *w = watch_env(worlds, NULL);
+    *rank = 0;
+    *world = 1;
+    *run = watch_env(runs, "");
+    if (!r || !w) return 0;
+    *rank = atoi(r);
+    *world = atoi(w);
+    return 1;
+}
+
+#endif

@@ -61,7 +61,7 @@ poke() {
 # ---- help and arguments
 
 gives 'alone: the overview' 0 'audit golden compare selftest' $T
-for c in families audit plan golden compare run tiny image bench selftest; do
+for c in families audit plan golden compare run tiny image bench postmortem selftest; do
     gives "$c --help" 0 "trillion $c --threads Exit" $T $c --help
 done 2> /dev/null
 gives 'an unknown command' 2 "'gulden'" $T gulden
@@ -80,6 +80,8 @@ gives 'no threads' 2 "--threads '0'" $T families --threads 0
 gives 'an unknown profile' 2 "'bf17' oracle" $T run x --ids y -n 1 --profile bf17
 gives 'families' 0 'llama deepseek_v3 kimi_k3' $T families
 gives 'selftest' 0 'trillion contract passed' $T selftest
+gives 'postmortem of no folder' 2 "$W/nowhere" $T postmortem $W/nowhere
+gives 'postmortem of a folder without rings' 2 'tests/golden .ring' $T postmortem tests/golden
 json 'families --json' $T families --json
 json 'selftest --json' $T selftest --json
 if [ -w /dev/full ]; then gives 'a full stdout' 2 'stdout' sh -c "$T families > /dev/full"; fi

@@ -143,7 +143,7 @@ static void test_killed_writer(void)
 {
     for (int round = 0; round < 20; round++) {
         const char *dir = fresh("killed");
-        const int n = round ? 0 : 1234;             /* the first stops there, the others go on */
+        const int n = round ? 0 : 1234, step = 1;   /* the first stops there, the others go on */
         int ready[2];
         char c;
         ring_log l;
@@ -156,7 +156,7 @@ static void test_killed_writer(void)
             if (ring_create(ctx, &r, dir, &alone) != TR_OK) _exit(1);
             for (int k = 0; k < 1234; k++) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
             if (write(ready[1], "x", 1) != 1) _exit(1);
-            for (int k = 1234; !n; k++) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
+            for (int k = 1234; k != n; k += step) ring_event(&r, RING_STEP, k, -1, 0, 0, "s");
             for (;;) pause();
         }
         CHECK(read(ready[0], &c, 1) == 1);
@@ -361,10 +361,16 @@ static void fin(int rank, double t, ring_state state, int sig, int peer, const c
     faked[rank].file->u.head.ended = at(t);
 }
 
-static void failed(int rank, double t, int peer, const char *said)
+static void failed(int rank, double t, int peer, const char *said)  /* and told the others */
 {
-    ev(rank, t, RING_FAIL, -1, peer, said);
+    ev(rank, t, RING_FAIL, -1, -1, said);
     fin(rank, t + 0.01, RING_FAILED, 0, peer, said);
+}
+
+static void told(int rank, double t, int by, const char *said)
+{
+    ev(rank, t, RING_FAIL, -1, by, said);
+    fin(rank, t + 0.01, RING_FAILED, 0, -1, said);
 }
 
 static void signalled(int rank, double t) { fin(rank, t, RING_SIGNALLED, SIGTERM, -1, "ended"); }
@@ -460,9 +466,28 @@ static void test_stopped(void)
     ev(1, 5.0, RING_WAIT, 3, 2, "dispatch");
     ev(2, 4.8, RING_WAIT, 3, 0, "dispatch");
     ev(3, 5.0, RING_WAIT, 3, 1, "dispatch");
-    failed(0, 15.0, -1, "in layer 3, dispatch: rank 2 sent nothing for 10 s");   /* by its words */
+    failed(0, 15.0, -1, "in layer 3, dispatch: rank 2 is late");   /* by its words */
     signalled(1, 15.1); signalled(2, 15.3); signalled(3, 15.1);
     VERDICT(PM_LATE, 2, "rank 2 stopped first|lived until signal 15|stopped, or slow");
+
+    fake("stop-4", 0);                  /* goes on, and hears what was said of it */
+    ev(0, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(1, 5.0, RING_WAIT, 3, 2, "dispatch");
+    ev(2, 4.8, RING_WAIT, 3, 0, "dispatch");
+    ev(3, 5.0, RING_DONE, 3, 0, "dispatch");
+    ev(0, 15.0, RING_WAIT, 3, 2, "dispatch");       /* as at its deadline, with what arrived */
+    failed(0, 15.0, -1, "rank 2 is late: layer 3, dispatch: rank 2 had 0 of 4096 bytes in 10.0 s");
+    told(1, 15.1, 0, "rank 2 is late: layer 3, dispatch");
+    told(3, 15.1, 0, "rank 2 is late: layer 3, dispatch");
+    told(2, 20.0, 0, "rank 2 is late: layer 3, dispatch");
+    VERDICT(PM_LATE, 2, "rank 2 stopped first, in layer 3, step dispatch|stopped for a time|"
+            "rank 0 said: rank 2 is late: layer 3, dispatch: rank 2 had");
+
+    fake("stop-5", 1);                  /* the ring of the one that gave up is lost */
+    ev(2, 4.8, RING_STEP, 3, -1, "experts");
+    told(1, 15.1, 0, "rank 2 is late: layer 3, dispatch");
+    told(3, 15.1, 0, "rank 2 is late: layer 3, dispatch");
+    VERDICT(PM_LATE, 2, "rank 2 stopped first|rank 1 said: rank 2 is late");
 
     fake("stop-3", 0);                  /* through a chain: 0 names 1, which waits for 3 */
     ev(0, 5.0, RING_WAIT, 3, 1, "stage");
@@ -479,8 +504,8 @@ static void test_own(void)
     fake("nan", 0);
     for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_STEP, 3, -1, "experts");
     failed(2, 5.5, -1, "layer 3, experts: element 7 is NaN");
-    failed(0, 5.6, 2, "rank 2: layer 3, experts: element 7 is NaN");
-    failed(1, 5.4, 2, "rank 2: layer 3, experts: element 7 is NaN");    /* another clock */
+    told(0, 5.6, 2, "rank 2: layer 3, experts: element 7 is NaN");
+    told(1, 5.4, 2, "rank 2: layer 3, experts: element 7 is NaN");      /* another clock */
     signalled(3, 5.7);
     VERDICT(PM_OWN, 2, "rank 2 failed first, in layer 3, step experts: layer 3, experts: element");
 
@@ -489,6 +514,22 @@ static void test_own(void)
     fin(1, 5.1, RING_SIGNALLED, SIGSEGV, -1, "ended by signal 11");
     signalled(0, 5.2); signalled(2, 5.2); signalled(3, 5.2);
     VERDICT(PM_OWN, 1, "rank 1 crashed first|signal 11 (SIGSEGV)");
+
+    fake("agreed", 0);                  /* all end with the sentence of one */
+    for (int i = 0; i < WORLD; i++)
+        fin(i, 2.0 + i, RING_FAILED, 0, -1, "rank 2: model.safetensors: the file is cut");
+    VERDICT(PM_OWN, 2, "rank 2 failed first, in step embed: model.safetensors");
+
+    fake("mpi", 1u << 3);               /* what MPI says to one, because another is lost */
+    ev(1, 5.0, RING_WAIT, 3, 3, "rows");
+    failed(1, 5.1, -1, "rank 1: rows: MPI says: connection reset");
+    signalled(0, 5.2); signalled(2, 5.2);
+    VERDICT(PM_ABSENT, 3, "rank 3 left no ring|rank 1 said: rank 1: rows: MPI says");
+
+    fake("mpi-own", 0);
+    failed(1, 5.1, -1, "rank 1: rows: MPI says: no memory");
+    signalled(0, 5.2); signalled(2, 5.2); signalled(3, 5.2);
+    VERDICT(PM_OWN, 1, "rank 1 failed first");
 
     fake("unsaid", 0);                  /* killed between its failure and its ending */
     ev(3, 5.0, RING_STEP, 7, -1, "mla");
@@ -524,6 +565,24 @@ static void test_deadlock(void)
     failed(0, 15.0, 1, "rank 1 is late");
     signalled(1, 15.1); signalled(2, 15.1); signalled(3, 15.1);
     VERDICT(PM_DEADLOCK, 0, "rank 0 waits for rank 1|rank 1 waits for rank 0|unless");
+
+    fake("circle-3", 0);                /* found by one of them */
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 4.9, RING_WAIT, 4, 2, "combine");
+    ev(2, 5.2, RING_WAIT, 3, 0, "rows");
+    ev(3, 5.2, RING_STEP, 3, -1, "mla");
+    failed(0, 15.0, -1, "rank 0: deadlock: in layer 3, rows it waits for rank 1, and that, over "
+           "others, for it (10.0 s)");
+    for (int i = 1; i < 4; i++) told(i, 15.0, 0, "rank 0: deadlock: in layer 3, rows it waits for");
+    VERDICT(PM_DEADLOCK, 0, "deadlock: rank 0 waits for rank 1|rank 1 waits for rank 2 (layer 4");
+
+    fake("branches", 0);
+    ev(0, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 5.0, RING_WAIT, 3, 0, "combine");
+    failed(0, 5.1, -1, "rank 1 is in layer 3, combine while rank 0 is in layer 3, rows: they took "
+           "different branches");
+    for (int i = 1; i < 4; i++) told(i, 5.2, 0, "rank 1 is in layer 3, combine while rank 0 is in");
+    VERDICT(PM_OWN, 0, "rank 0 failed first, in layer 3, step rows|they took different branches");
 
     fake("left", 0);                    /* another branch */
     ev(0, 5.0, RING_WAIT, 3, 1, "rows");
@@ -865,8 +924,8 @@ static void test_signals(void)
         signal_to_raise = row[i].sig;
         c = run_child(dir, gets_signal);
         CHECK(row[i].crash ? c.sig == row[i].sig : c.exit == 128 + row[i].sig);
-        snprintf(want, sizeof want, "trillion-mpi: rank 3: ended by signal %d (%s) in layer 5, step "
-                 "dispatch, waiting for rank 2\n", row[i].sig, row[i].name);
+        snprintf(want, sizeof want, "trillion-mpi: rank 3: ended by signal %d (%s) in layer 5, "
+                 "step dispatch, waiting for rank 2\n", row[i].sig, row[i].name);
         CHECK(!strcmp(c.err, want));
         CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
         CHECK(l.head.state == RING_SIGNALLED && l.head.signal == row[i].sig);

@@ -5,9 +5,10 @@
  *     pm_verdict v = pm_judge(&p);         v.sentence, v.first
  *     pm_free(ctx, &p);
  *
- * HOW IT IS FOUND. An arrow goes from a rank to the one that it waits for: a rank that failed has
- * one to whom its sentence names; a rank that a signal ended, or that says nothing, to the peer of
- * its last event if that is a wait. Then, the first that applies:
+ * HOW IT IS FOUND. An arrow goes from a rank to the one that it waits for: a rank that gave up has
+ * one to the rank that its sentence calls late; one that was told of a failure, that a signal
+ * ended, or that says nothing, to the peer of its last event if that is a wait. Then, the first
+ * that applies:
  *
  *     1. a rank failed by itself, before others gave up waiting     the first such
  *     2. ranks gave up waiting                                      the end of their arrows
@@ -47,7 +48,9 @@ typedef struct pm_rank {
     pm_end   end;
     int      alive;             /* as ring_alive, of a silent one */
     const ring_record *last;    /* where it was; NULL: nowhere yet */
+    int64_t  since;             /* and since when */
     int      waits;             /* whom it waited for there */
+    int      told;              /* failed: because another did, which told it */
     int      blames;            /* failed: whom it names; RING_NOBODY: itself */
     int64_t  over;              /* time of its failure or ending */
     const char *said;           /* failed: its sentence */
@@ -88,14 +91,18 @@ static inline const char *pm_end_name(const pm_rank *r)
 
 /* ---- One rank */
 
-/* The first "rank N" of a sentence that is another than self; RING_NOBODY: none. */
-static inline int pm_named(const char *s, int self, int world)
+/* Of a sentence that begins "rank N: ", its speaker; of one that calls a rank late, that rank. All
+ * else is the failure of who says it: of two ranks whose messages do not fit, neither had stopped.
+ * RING_NOBODY: none, or self. */
+static inline int pm_named(const char *said, int self, int world)
 {
-    for (; (s = strstr(s, "rank ")) != NULL; s += 5) {
+    for (const char *s = said; (s = strstr(s, "rank ")) != NULL; s += 5) {
+        char *end;
         long k;
         if (!isdigit((unsigned char)s[5])) continue;
-        k = strtol(s + 5, NULL, 10);
-        if (k < world && k != self) return (int)k;
+        k = strtol(s + 5, &end, 10);
+        if (k >= world || k == self) return RING_NOBODY;
+        return (s == said && *end == ':') || strstr(said, " late") ? (int)k : RING_NOBODY;
     }
     return RING_NOBODY;
 }
@@ -107,17 +114,34 @@ static inline int pm_is_crash(int sig)
            !strcmp(s, "SIGILL") || !strcmp(s, "SIGABRT");
 }
 
+/* Where the rank was. What waits and says so again at its deadline has waited since the first. */
+static inline const ring_record *pm_look_back(pm_rank *r)       /* its failure; NULL */
+{
+    const ring_record *fail = NULL;
+    r->since = r->log.head.begun;
+    r->waits = RING_NOBODY;
+    for (int64_t i = r->log.n - 1; i >= 0; i--) {
+        const ring_record *e = &r->log.rec[i];
+        if (e->kind == RING_FAIL) {
+            if (!fail) fail = e;
+            continue;
+        }
+        if (r->last && e->kind != RING_WAIT) break;
+        if (!r->last) {
+            r->last = e;
+            if (e->kind == RING_WAIT) r->waits = e->peer;
+        }
+        r->since = e->time;
+        if (e->kind != RING_WAIT) break;
+    }
+    return fail;
+}
+
 static inline void pm_look(pm_rank *r)
 {
     const ring_head *h = &r->log.head;
-    const ring_record *fail = NULL;
+    const ring_record *fail = pm_look_back(r);
     uint32_t state = atomic_load(&r->log.head.state);
-    for (int64_t i = r->log.n - 1; i >= 0 && !r->last; i--) {
-        const ring_record *e = &r->log.rec[i];
-        if (e->kind != RING_FAIL) r->last = e;
-        else if (!fail) fail = e;
-    }
-    r->waits = r->last && r->last->kind == RING_WAIT ? r->last->peer : RING_NOBODY;
     r->blames = RING_NOBODY;
     r->over = state == RING_RUNNING ? 0 : h->ended;
     r->end = state == RING_ORDERLY ? PM_ORDERLY : state == RING_SIGNALLED ?
@@ -125,24 +149,27 @@ static inline void pm_look(pm_rank *r)
     if (state == RING_FAILED || (state == RING_RUNNING && fail)) {
         r->end = PM_FAILED;
         r->said = *h->sentence ? h->sentence : fail ? fail->step : "";
-        r->blames = h->peer != RING_NOBODY ? h->peer : fail ? fail->peer : RING_NOBODY;
-        if (r->blames == RING_NOBODY) r->blames = pm_named(r->said, h->rank, h->world);
+        r->told = fail && fail->peer >= 0 && fail->peer != h->rank;
+        r->blames = h->peer != RING_NOBODY ? h->peer : pm_named(r->said, h->rank, h->world);
         if (r->blames == h->rank) r->blames = RING_NOBODY;
         if (fail) r->over = fail->time;
     }
     if (r->end == PM_SILENT) r->alive = ring_alive(h);
 }
 
+static inline int pm_raised(const pm_rank *r) { return r->end == PM_FAILED && !r->told; }
+
 static inline int pm_next(const pm *p, int r)   /* the arrow from r; RING_NOBODY, RING_ANYBODY */
 {
     const pm_rank *q = &p->rank[r];
-    if (q->end == PM_FAILED) return q->blames;
-    return q->end == PM_SILENT || q->end == PM_SIGNALLED ? q->waits : RING_NOBODY;
+    if (pm_raised(q)) return strstr(q->said, "deadlock") ? q->waits : q->blames;
+    return q->end == PM_MISSING || q->end == PM_ORDERLY || q->end == PM_CRASHED ? RING_NOBODY :
+           q->waits;
 }
 
 static inline int pm_is_own(const pm_rank *r)   /* failed for a reason of its own */
 {
-    return r->end == PM_CRASHED || (r->end == PM_FAILED && r->blames == RING_NOBODY);
+    return r->end == PM_CRASHED || (pm_raised(r) && r->blames == RING_NOBODY);
 }
 
 static inline int pm_is_lost(const pm_rank *r) { return r->end <= PM_SILENT; }
@@ -150,7 +177,7 @@ static inline int pm_is_lost(const pm_rank *r) { return r->end <= PM_SILENT; }
 /* When r was last heard of doing something; a missing one never was. */
 static inline int64_t pm_seen(const pm_rank *r)
 {
-    return r->last ? r->last->time : r->file ? r->log.head.begun : INT64_MIN;
+    return r->file ? r->since : INT64_MIN;
 }
 
 /* ---- Words */
@@ -172,19 +199,23 @@ static inline void pm_put_where(pm_verdict *v, const pm_rank *r)
     if (!r->file) return;
     if (!e) { pm_put(v, " before its first step"); return; }
     if (e->kind == RING_END) { pm_put(v, " after its last step"); return; }
-    if (e->layer >= 0) pm_put(v, " in layer %d, step %s", (int)e->layer, e->step);
-    else pm_put(v, " in step %s", e->step);
+    if (e->layer >= 0) pm_put(v, " in layer %d,", (int)e->layer);
+    pm_put(v, "%s step %s", e->kind == RING_DONE ? " after" : e->layer < 0 ? " in" : "", e->step);
     if (r->waits >= 0) pm_put(v, ", waiting for rank %d", r->waits);
     if (r->waits == RING_ANYBODY) pm_put(v, ", waiting for others");
 }
 
-/* Who gave up waiting for r, and its sentence: the one that names r, else any. */
+/* Who gave up, and its sentence: one that names r, if there is one. */
 static inline void pm_put_witness(const pm *p, pm_verdict *v, int r)
 {
-    int w = -1;
-    for (int i = 0; i < p->world; i++)
-        if (p->rank[i].end == PM_FAILED && i != r && *p->rank[i].said &&
-            (w < 0 || (p->rank[i].blames == r && p->rank[w].blames != r))) w = i;
+    int w = -1, best = -1;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        int good = 2 * pm_raised(q) + (q->blames == r);
+        if (q->end != PM_FAILED || i == r || !*q->said || good <= best) continue;
+        w = i;
+        best = good;
+    }
     if (w >= 0) pm_put(v, "; rank %d said: %s", w, p->rank[w].said);
 }
 
@@ -199,7 +230,8 @@ static inline int pm_circle(const pm *p, int r)
     int64_t told = INT64_MAX;
     do {
         const pm_rank *q = &p->rank[at];
-        if (q->end == PM_FAILED) {
+        if (pm_raised(q)) {
+            if (strstr(q->said, "deadlock")) return -1;
             tellers++;
             if (pm_seen(q) < told) told = pm_seen(q);
         } else {
@@ -233,7 +265,7 @@ static inline int pm_root(const pm *p, int r, int *circle)
 
 static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
 {
-    int at = r, shown = 0, failed = 0, others = 0;
+    int at = r, shown = 0, raised = 0, others = 0, sure = 0;
     v->why = PM_DEADLOCK;
     v->first = r;
     pm_put(v, "deadlock:");
@@ -245,24 +277,26 @@ static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
             if (e && e->layer >= 0) pm_put(v, " (layer %d, step %s)", (int)e->layer, e->step);
             else if (e) pm_put(v, " (step %s)", e->step);
         }
-        if (q->end == PM_FAILED) failed++;
-        else others++;
+        if (!pm_raised(q)) others++;
+        else if (strstr(q->said, "deadlock")) sure = 1;
+        else raised++;
         at = pm_next(p, at);
     } while (at != r);
     if (shown > 8) pm_put(v, ", and so on, %d ranks in a circle", shown);
-    if (failed && others) pm_put(v, "; unless one of them was stopped while it waited");
+    if (raised && others && !sure) pm_put(v, "; unless one of them was stopped while it waited");
 }
 
 /* ---- The verdict */
 
-static inline void pm_say_own(const pm *p, pm_verdict *v, int r)
+static inline void pm_say_own(pm_verdict *v, const pm_rank *q, int r)
 {
-    const pm_rank *q = &p->rank[r];
+    char self[32];
+    size_t n = (size_t)snprintf(self, sizeof self, "rank %d: ", r);
     v->why = PM_OWN;
     v->first = r;
     pm_put(v, "rank %d %s first,", r, q->end == PM_CRASHED ? "crashed" : "failed");
     pm_put_where(v, q);
-    if (q->end == PM_FAILED) pm_put(v, ": %s", q->said);
+    if (q->end == PM_FAILED) pm_put(v, ": %s", q->said + (strncmp(q->said, self, n) ? 0 : n));
     else pm_put(v, ": signal %d (%s)", (int)q->log.head.signal,
                 ring_signal_name(q->log.head.signal));
 }
@@ -271,7 +305,7 @@ static inline void pm_say_own(const pm *p, pm_verdict *v, int r)
 static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
 {
     const pm_rank *q = &p->rank[r];
-    if (pm_is_own(q) || q->end == PM_FAILED) { pm_say_own(p, v, r); return; }
+    if (pm_is_own(q) || pm_raised(q)) { pm_say_own(v, q, r); return; }
     v->first = r;
     v->why = q->end == PM_MISSING ? PM_ABSENT : q->end == PM_ORDERLY ? PM_LEFT : PM_LATE;
     if (q->end == PM_MISSING) {
@@ -289,6 +323,8 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
         else if (q->end == PM_SILENT)
             pm_put(v, "; it left no ending: killed (SIGKILL, out of memory, power), or stopped and "
                    "killed later");
+        else if (q->told)
+            pm_put(v, "; it lived to hear of it: it was stopped for a time, or slow");
         else pm_put(v, "; it lived until signal %d ended it: it was stopped, or slow",
                     (int)q->log.head.signal);
     }
@@ -332,30 +368,51 @@ static inline int pm_first_own(const pm *p)
     for (int i = 0; i < p->world; i++) {
         const pm_rank *q = &p->rank[i];
         int *first = pm_is_own(q) ? &own : &other;
-        if (!pm_is_own(q) && q->end != PM_FAILED) continue;
+        if (!pm_is_own(q) && !pm_raised(q)) continue;
         if (*first < 0 || q->over < p->rank[*first].over) *first = i;
     }
     return own < 0 || other < 0 || p->rank[own].over <= p->rank[other].over ? own : -1;
 }
 
-/* 2: to whom the arrows lead from most of those that gave up; -1: none did, or none names any. */
+/* 2: to whom the arrows lead from most of those that gave up; if the rings of all of them are lost,
+ * whom the sentences name that others were told. -1: nobody gave up, or none names any. */
 static inline int pm_most_blamed(const pm *p, int *circle)
 {
-    int best = -1, most = 0;
+    int best = -1, most = 0, told = 1;
     *circle = 0;
+    for (int i = 0; i < p->world; i++)
+        if (pm_raised(&p->rank[i])) told = 0;
     for (int i = 0; i < p->world; i++) {
-        int c, votes = 0, root;
-        if (p->rank[i].end != PM_FAILED || p->rank[i].blames < 0) continue;
-        root = pm_root(p, i, &c);
-        if (root == best) continue;
-        for (int k = i; k < p->world; k++) {
-            int other;
-            if (p->rank[k].end == PM_FAILED && p->rank[k].blames >= 0)
-                votes += pm_root(p, k, &other) == root;
-        }
+        int c, votes = 0, root, other;
+        if (p->rank[i].end != PM_FAILED || p->rank[i].told != told || p->rank[i].blames < 0)
+            continue;
+        root = pm_root(p, p->rank[i].blames, &c);
+        for (int k = 0; k < p->world; k++)
+            if (p->rank[k].end == PM_FAILED && p->rank[k].told == told && p->rank[k].blames >= 0)
+                votes += pm_root(p, p->rank[k].blames, &other) == root;
         if (votes > most) { most = votes; best = root; *circle = c; }
     }
     return best;
+}
+
+/* 2, where those that waited had found out themselves; -1 */
+static inline int pm_tells_deadlock(const pm *p)
+{
+    for (int i = 0; i < p->world; i++)
+        if (pm_raised(&p->rank[i]) && strstr(p->rank[i].said, "deadlock")) return i;
+    return -1;
+}
+
+/* An error that MPI reports to one rank is another's, if one is lost. */
+static inline void pm_doubt_mpi(pm *p)
+{
+    int lost = 0;
+    for (int i = 0; i < p->world; i++) lost |= pm_is_lost(&p->rank[i]);
+    for (int i = 0; i < p->world; i++) {
+        pm_rank *r = &p->rank[i];
+        if (lost && pm_is_own(r) && r->said && strstr(r->said, "MPI says"))
+            r->blames = RING_ANYBODY;
+    }
 }
 
 /* 3: the oldest of the lost that waits for none of them: one that does not wait rather than one
@@ -427,7 +484,11 @@ static inline pm_verdict pm_judge(const pm *p)
                p->world);
         return v;
     }
-    if ((r = pm_first_own(p)) >= 0) pm_say_own(p, &v, r);
+    if ((r = pm_tells_deadlock(p)) >= 0) {
+        r = pm_root(p, r, &circle);
+        if (circle) { pm_say_deadlock(p, &v, r); return v; }
+    }
+    if ((r = pm_first_own(p)) >= 0) pm_say_own(&v, &p->rank[r], r);
     else if ((r = pm_most_blamed(p, &circle)) >= 0 && circle) pm_say_deadlock(p, &v, r);
     else if (r >= 0) pm_say_late(p, &v, r);
     else if (count[PM_FAILED]) pm_say_unknown(p, &v);
@@ -580,7 +641,8 @@ static inline tr_status pm_read(tr_ctx *ctx, pm *p, const char *dir)
         if (p->n_damaged) s = tr_fail(ctx, TR_ERR_MISSING, "%s", p->damaged[0]);
         else s = tr_fail(ctx, TR_ERR_MISSING, "%s: holds no file *.ring", dir);
     }
-    if (s != TR_OK) pm_free(ctx, p);
+    if (s == TR_OK) pm_doubt_mpi(p);
+    else pm_free(ctx, p);
     return s;
 }
 

@@ -54,7 +54,7 @@ typedef enum ring_kind {        /* as tr_mpi_event_kind */
     RING_STEP,                  /* begins an operator or an exchange */
     RING_WAIT,                  /* begins to wait for peer */
     RING_DONE,                  /* what it waited for is complete */
-    RING_FAIL,                  /* peer: whom its sentence names; RING_NOBODY: its own failure */
+    RING_FAIL,                  /* peer: who told of it; RING_NOBODY: this rank tells others */
     RING_END,                   /* in order */
     RING_KINDS
 } ring_kind;
@@ -87,7 +87,7 @@ typedef struct ring_head {
     char     run[128];          /* the launcher's name of the run; "" if it has none */
     char     command[1024];
     int64_t  ended;             /* these four: before state, which is stored last */
-    int32_t  signal, peer;      /* peer: as of RING_FAIL */
+    int32_t  signal, peer;      /* peer: as of ring_end */
     char     sentence[RING_SENTENCE];
     _Atomic uint32_t state;     /* ring_state */
 } ring_head;
@@ -296,8 +296,9 @@ static inline void ring_event(ring *r, ring_kind kind, int layer, int peer, uint
 }
 
 /* How this rank ends; sentence is cut to 511 bytes. The first ending stands: 1 if this is it. That
- * of a forked child is not the rank's. For signal handlers and any thread. peer: the rank that the
- * sentence names as the reason; RING_NOBODY if it is this rank's own. */
+ * of a forked child is not the rank's. For signal handlers and any thread. peer: the rank that is
+ * the reason, RING_ANYBODY if it is one of the others; RING_NOBODY if the sentence says it
+ * ("rank 3: no space left", "rank 3 is late", else this rank itself). */
 static inline int ring_end(ring *r, ring_state state, int sig, int peer, const char *sentence)
 {
     ring_head *h;

@@ -3979,9 +3979,11 @@ static const char bench_note[] =
 static const char *step_str(app *a, const pm_rank *r)       /* "layer 5, dispatch" */
 {
     const ring_record *e = r->last;
+    const char *s;
     if (!e) return "none yet";
     if (e->kind == RING_END) return "after the last";
-    return e->layer < 0 ? text(a, "%s", e->step) : text(a, "layer %d, %s", (int)e->layer, e->step);
+    s = e->kind == RING_DONE ? text(a, "after %s", e->step) : e->step;
+    return e->layer < 0 ? s : text(a, "layer %d, %s", (int)e->layer, s);
 }
 
 static const char *state_str(app *a, const pm_rank *r)

@@ -5,10 +5,11 @@
  *     pm_verdict v = pm_judge(&p);         v.sentence, v.first
  *     pm_free(ctx, &p);
  *
- * HOW IT IS FOUND. An arrow goes from a rank to the one that it waits for: a rank that gave up has
- * one to the rank that its sentence calls late; one that was told of a failure, that a signal
- * ended, or that says nothing, to the peer of its last event if that is a wait. Then, the first
- * that applies:
+ * HOW IT IS FOUND. What counts is where each rank was when the first failed or gave up: launchers
+ * wake a stopped rank before they end it, and it goes on for a while. An arrow goes from a rank to
+ * the one that it waits for: a rank that gave up has one to the rank that its sentence calls late;
+ * one that was told of a failure, that a signal ended, or that says nothing, to the peer of its
+ * last event if that is a wait. Then, the first that applies:
  *
  *     1. a rank failed by itself, before others gave up waiting     the first such
  *     2. ranks gave up waiting                                      the end of their arrows
@@ -20,7 +21,7 @@
  * that waits tells so at its deadline if it runs, so one that had waited longer than those that did
  * was stopped.
  *
- * Clocks of different machines are compared only where nothing else decides.
+ * Clocks of machines must agree to less than the deadline.
  *
  * A program includes this once, after trillion.h with its implementation. */
 
@@ -59,7 +60,7 @@ typedef struct pm_rank {
 typedef struct pm {
     int      world, known;      /* known: rings there are */
     pm_rank *rank;              /* [world] */
-    int64_t  end;               /* time of the last event of all */
+    int64_t  end;               /* when the first failed or gave up; else of the last event */
     char   **damaged;  int64_t n_damaged;   /* sentences on files that were left out */
 } pm;
 
@@ -114,34 +115,13 @@ static inline int pm_is_crash(int sig)
            !strcmp(s, "SIGILL") || !strcmp(s, "SIGABRT");
 }
 
-/* Where the rank was. What waits and says so again at its deadline has waited since the first. */
-static inline const ring_record *pm_look_back(pm_rank *r)       /* its failure; NULL */
-{
-    const ring_record *fail = NULL;
-    r->since = r->log.head.begun;
-    r->waits = RING_NOBODY;
-    for (int64_t i = r->log.n - 1; i >= 0; i--) {
-        const ring_record *e = &r->log.rec[i];
-        if (e->kind == RING_FAIL) {
-            if (!fail) fail = e;
-            continue;
-        }
-        if (r->last && e->kind != RING_WAIT) break;
-        if (!r->last) {
-            r->last = e;
-            if (e->kind == RING_WAIT) r->waits = e->peer;
-        }
-        r->since = e->time;
-        if (e->kind != RING_WAIT) break;
-    }
-    return fail;
-}
-
-static inline void pm_look(pm_rank *r)
+static inline void pm_look(pm_rank *r)          /* how it ended */
 {
     const ring_head *h = &r->log.head;
-    const ring_record *fail = pm_look_back(r);
+    const ring_record *fail = NULL;
     uint32_t state = atomic_load(&r->log.head.state);
+    for (int64_t i = r->log.n - 1; i >= 0 && !fail; i--)
+        if (r->log.rec[i].kind == RING_FAIL) fail = &r->log.rec[i];
     r->blames = RING_NOBODY;
     r->over = state == RING_RUNNING ? 0 : h->ended;
     r->end = state == RING_ORDERLY ? PM_ORDERLY : state == RING_SIGNALLED ?
@@ -155,6 +135,23 @@ static inline void pm_look(pm_rank *r)
         if (fail) r->over = fail->time;
     }
     if (r->end == PM_SILENT) r->alive = ring_alive(h);
+}
+
+/* Where it was at time t. What waits and says so again at its deadline has waited since the first
+ * time. */
+static inline void pm_look_at(pm_rank *r, int64_t t)
+{
+    int64_t i = r->log.n - 1;
+    if (r->end == PM_FAILED && r->over < t) t = r->over;
+    r->since = r->log.head.begun;
+    r->waits = RING_NOBODY;
+    while (i >= 0 && (r->log.rec[i].kind == RING_FAIL || r->log.rec[i].time > t)) i--;
+    if (i < 0) return;
+    r->last = &r->log.rec[i];
+    r->since = r->last->time;
+    if (r->last->kind != RING_WAIT) return;
+    r->waits = r->last->peer;
+    for (; i >= 0 && r->log.rec[i].kind == RING_WAIT; i--) r->since = r->log.rec[i].time;
 }
 
 static inline int pm_raised(const pm_rank *r) { return r->end == PM_FAILED && !r->told; }
@@ -219,7 +216,8 @@ static inline void pm_put_witness(const pm *p, pm_verdict *v, int r)
     if (w >= 0) pm_put(v, "; rank %d said: %s", w, p->rank[w].said);
 }
 
-static inline double pm_seconds(int64_t ns) { return (double)ns / 1e9; }
+/* Not below 0: what began after the end, or on another clock. */
+static inline double pm_seconds(int64_t ns) { return ns > 0 ? (double)ns / 1e9 : 0; }
 
 /* ---- The arrows */
 
@@ -317,7 +315,7 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
     } else {
         pm_put(v, "rank %d stopped first,", r);
         pm_put_where(v, q);
-        pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+        pm_put(v, ", %.1f s before others gave up", pm_seconds(p->end - pm_seen(q)));
         if (q->alive) pm_put(v, "; its process %lld is %s", (long long)q->log.head.pid,
                              q->alive == 'T' ? "stopped, not dead" : "still running");
         else if (q->end == PM_SILENT)
@@ -401,18 +399,6 @@ static inline int pm_tells_deadlock(const pm *p)
     for (int i = 0; i < p->world; i++)
         if (pm_raised(&p->rank[i]) && strstr(p->rank[i].said, "deadlock")) return i;
     return -1;
-}
-
-/* An error that MPI reports to one rank is another's, if one is lost. */
-static inline void pm_doubt_mpi(pm *p)
-{
-    int lost = 0;
-    for (int i = 0; i < p->world; i++) lost |= pm_is_lost(&p->rank[i]);
-    for (int i = 0; i < p->world; i++) {
-        pm_rank *r = &p->rank[i];
-        if (lost && pm_is_own(r) && r->said && strstr(r->said, "MPI says"))
-            r->blames = RING_ANYBODY;
-    }
 }
 
 /* 3: the oldest of the lost that waits for none of them: one that does not wait rather than one
@@ -621,6 +607,33 @@ static inline tr_status pm_read_one(tr_ctx *ctx, pm *p, const char *dir, const c
     return s;
 }
 
+/* An error that MPI reports to one rank is another's, if one is lost. */
+static inline void pm_doubt_mpi(pm *p)
+{
+    int lost = 0;
+    for (int i = 0; i < p->world; i++) lost |= pm_is_lost(&p->rank[i]);
+    for (int i = 0; i < p->world; i++) {
+        pm_rank *r = &p->rank[i];
+        if (lost && pm_is_own(r) && r->said && strstr(r->said, "MPI says"))
+            r->blames = RING_ANYBODY;
+    }
+}
+
+static inline void pm_look_all(pm *p)
+{
+    int64_t first = INT64_MAX, told = INT64_MAX;
+    pm_doubt_mpi(p);
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *r = &p->rank[i];
+        int64_t *t = r->told ? &told : &first;
+        if ((r->end == PM_FAILED || r->end == PM_CRASHED) && r->over < *t) *t = r->over;
+    }
+    if (first == INT64_MAX) first = told;
+    if (first != INT64_MAX) p->end = first;
+    for (int i = 0; i < p->world; i++)
+        if (p->rank[i].file) pm_look_at(&p->rank[i], first);
+}
+
 /* All *.ring of dir. A damaged one is left out, its rank missing, and its sentence kept in damaged.
  * TR_ERR_MISSING if there is none that can be read; TR_ERR_FORMAT if they are of several runs. On
  * failure *p is empty. */
@@ -641,7 +654,7 @@ static inline tr_status pm_read(tr_ctx *ctx, pm *p, const char *dir)
         if (p->n_damaged) s = tr_fail(ctx, TR_ERR_MISSING, "%s", p->damaged[0]);
         else s = tr_fail(ctx, TR_ERR_MISSING, "%s: holds no file *.ring", dir);
     }
-    if (s == TR_OK) pm_doubt_mpi(p);
+    if (s == TR_OK) pm_look_all(p);
     else pm_free(ctx, p);
     return s;
 }

@@ -4080,10 +4080,11 @@ static int cmd_postmortem(app *a)
 
 static const char postmortem_note[] =
     "DIR holds the rings that the ranks of `trillion-mpi --ring DIR` left, rank-00000.ring and so\n"
-    "on, gathered from all machines. The table says where each rank was, how long before the last\n"
-    "event of all, and how it ended; * marks the rank that the sentence under it names. A rank\n"
-    "that was killed leaves no ending, but its events up to there. A ring that is damaged is left\n"
-    "out with a warning. Ages of ranks on several machines are as good as their clocks.\n"
+    "on, gathered from all machines. The table says where each rank was at the end, since when,\n"
+    "and how it ended: the end is when the first rank failed or gave up waiting, else the last\n"
+    "event of all. * marks the rank that the sentence names. A rank that was killed leaves no\n"
+    "ending, but its events up to there. A ring that is damaged is left out with a warning.\n"
+    "Clocks of several machines must agree to less than the deadline.\n"
     "\nKeys of --json: verdict why first ranks layout run command rank. why is fine, running,\n"
     "failed, late, killed, left (ended while others waited), absent, deadlock, outside (signals)\n"
     "or unknown; first is -1 if no rank can be named; waits_for is -1 for nobody, -2 for others.\n"

@@ -20,9 +20,11 @@ ranks() {
     timeout -k 5 "$seconds" $MPIRUN $BIND -n "$n" "$@"
 }
 
+has_mpi() { command -v "$MPIRUN" > /dev/null && command -v "${MPICC:-mpicc}" > /dev/null; }
+
 # Ends a script where no ranks can be started.
 need_mpi() {
-    command -v "$MPIRUN" > /dev/null && command -v "${MPICC:-mpicc}" > /dev/null && return
+    has_mpi && return
     echo "skipped: there is no $MPIRUN or no ${MPICC:-mpicc} (make setup installs Open MPI)"
     echo "0 passed, 0 failed"
     exit 0

@@ -146,8 +146,8 @@ int main(int argc, char **argv)
         tr_mpi_count d = tr_mpi_counted(m, TR_MPI_DISPATCH), c = tr_mpi_counted(m, TR_MPI_COMBINE);
         printf("\noutput of the layer, SHA-256\n  one rank     %.32s..\n  four ranks   %.32s..\n"
                "  another map  %.32s..\n", one, four, other);
-        printf("rank 0 sent %d bytes of rows and lists, %d bytes of answers, in all layers and both "
-               "runs\n", (int)d.bytes, (int)c.bytes);
+        printf("rank 0 sent %d bytes of rows and lists, %d of answers: all layers, both maps\n",
+               (int)d.bytes, (int)c.bytes);
     }
     tr_mpi_map_free(ctx, &even);
     tr_mpi_map_free(ctx, &cards);
@@ -172,5 +172,5 @@ output of the layer, SHA-256
   one rank     4b1b17fabf0522db10940c9f56c13c77..
   four ranks   4b1b17fabf0522db10940c9f56c13c77..
   another map  4b1b17fabf0522db10940c9f56c13c77..
-rank 0 sent 20288 bytes of rows and lists, 25344 bytes of answers, in all layers and both runs
+rank 0 sent 20288 bytes of rows and lists, 25344 of answers: all layers, both maps
 */

@@ -42,12 +42,12 @@ static tr_status generate(tr_mpi *m, tr_mpi_model *mm, int32_t *out)
 
 static void print_ids(const char *layout, const tr_mpi *m, const int32_t *out)
 {
-    printf("%s ", layout);
+    printf("%s", layout);
     for (int k = 0; k < B; k++) {
-        printf("  ");
+        printf(" ");
         for (int i = 0; i < N; i++) printf("%4d", out[k * N + i]);
     }
-    printf("   ");
+    printf(" ");
     for (int k = TR_MPI_ROWS; k <= TR_MPI_CONTEXT; k++) {
         tr_mpi_count c = tr_mpi_counted(m, (tr_mpi_kind)k);
         if (c.bytes) printf(" %s %d", tr_mpi_kind_name((tr_mpi_kind)k), (int)c.bytes);
@@ -79,10 +79,10 @@ int main(int argc, char **argv)
             MPI_Abort(MPI_COMM_WORLD, 1);
         }
         if (!tr_mpi_rank(m)) {
-            if (!i) printf("layout         sequence 0                 sequence 1                 "
-                           "bytes that rank 0 sent\n");
+            if (!i) printf("layout    sequence 0               sequence 1               bytes from "
+                           "rank 0\n");
             char name[16];
-            snprintf(name, sizeof name, "%-10s", layouts[i]);
+            snprintf(name, sizeof name, "%-9s", layouts[i]);
             print_ids(name, m, out);
         }
         tr_mpi_model_close(mm);
@@ -94,10 +94,10 @@ int main(int argc, char **argv)
 }
 
 /* expected output:
-layout         sequence 0                 sequence 1                 bytes that rank 0 sent
-ep=4           47 211  47  76 248 243    60 224 240 187 315 231    dispatch 14472 combine 5888
-tp=4           47 211  47  76 248 243    60 224 240 187 315 231    rows 119760 dispatch 5224 combine 9984
-cp=4           47 211  47  76 248 243    60 224 240 187 315 231    dispatch 3856 combine 10240 context 1536
-pp=4           47 211  47  76 248 243    60 224 240 187 315 231    stage 5632
-pp=2,tp=2      47 211  47  76 248 243    60 224 240 187 315 231    rows 38944 dispatch 2624 combine 4608 stage 5632
+layout    sequence 0               sequence 1               bytes from rank 0
+ep=4        47 211  47  76 248 243   60 224 240 187 315 231  dispatch 14472 combine 5888
+tp=4        47 211  47  76 248 243   60 224 240 187 315 231  rows 119760 dispatch 5224 combine 9984
+cp=4        47 211  47  76 248 243   60 224 240 187 315 231  dispatch 3856 combine 10240 context 1536
+pp=4        47 211  47  76 248 243   60 224 240 187 315 231  stage 5632
+pp=2,tp=2   47 211  47  76 248 243   60 224 240 187 315 231  rows 38944 dispatch 2624 combine 4608 stage 5632
 */

@@ -1,6 +1,6 @@
 /* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/22_mpi_generate.c -o build/22_mpi_generate -lm && mpirun -n 4 build/22_mpi_generate */
 
-/* Two prompts and six tokens after each, by four ranks in five layouts. All ranks see all prompts,
+/* Two prompts and five tokens after each, by four ranks in five layouts. All ranks see all prompts,
  * and tr_mpi_next tells all of them what each sequence says next, whichever rank has its logits.
  * The ids are the same in every layout; what is sent for them is not. (The weights of this small
  * DeepSeek-V3 are random; so are the answers.) */
@@ -9,7 +9,7 @@
 #define TRILLION_MPI_IMPLEMENTATION
 #include "trillion_mpi.h"
 
-enum { B = 2, N = 6, PROMPT = 12 };
+enum { B = 2, N = 5, PROMPT = 12 };
 
 /* out [B, N] */
 static tr_status generate(tr_mpi *m, tr_mpi_model *mm, int32_t *out)
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
             MPI_Abort(MPI_COMM_WORLD, 1);
         }
         if (!tr_mpi_rank(m)) {
-            if (!i) printf("layout    sequence 0               sequence 1               bytes from "
+            if (!i) printf("layout    sequence 0           sequence 1           bytes from "
                            "rank 0\n");
             char name[16];
             snprintf(name, sizeof name, "%-9s", layouts[i]);
@@ -94,10 +94,10 @@ int main(int argc, char **argv)
 }
 
 /* expected output:
-layout    sequence 0               sequence 1               bytes from rank 0
-ep=4        47 211  47  76 248 243   60 224 240 187 315 231  dispatch 14472 combine 5888
-tp=4        47 211  47  76 248 243   60 224 240 187 315 231  rows 119760 dispatch 5224 combine 9984
-cp=4        47 211  47  76 248 243   60 224 240 187 315 231  dispatch 3856 combine 10240 context 1536
-pp=4        47 211  47  76 248 243   60 224 240 187 315 231  stage 5632
-pp=2,tp=2   47 211  47  76 248 243   60 224 240 187 315 231  rows 38944 dispatch 2624 combine 4608 stage 5632
+layout    sequence 0           sequence 1           bytes from rank 0
+ep=4        47 211  47  76 248   60 224 240 187 315  dispatch 12968 combine 5120
+tp=4        47 211  47  76 248   60 224 240 187 315  rows 109536 dispatch 5080 combine 8704
+cp=4        47 211  47  76 248   60 224 240 187 315  dispatch 3712 combine 8960 context 1536
+pp=4        47 211  47  76 248   60 224 240 187 315  stage 5120
+pp=2,tp=2   47 211  47  76 248   60 224 240 187 315  rows 35776 dispatch 2336 combine 4096 stage 5120
 */

@@ -57,7 +57,7 @@ static void print_ids(const char *layout, const tr_mpi *m, const int32_t *out)
 
 int main(int argc, char **argv)
 {
-    static const char *const layouts[] = { "ep=4", "tp=4", "cp=4", "pp=4", "pp=2,tp=2" };
+    static const char *const layouts[] = { "ep=4", "tp=4", "cp=4", "pp=4", "pp=2,ep=2" };
     tr_ctx *ctx;
     tr_ctx_opts threads = { 0 };
     MPI_Init(&argc, &argv);
@@ -99,5 +99,5 @@ ep=4        47 211  47  76 248   60 224 240 187 315  dispatch 12968 combine 5120
 tp=4        47 211  47  76 248   60 224 240 187 315  rows 109536 dispatch 5080 combine 8704
 cp=4        47 211  47  76 248   60 224 240 187 315  dispatch 3712 combine 8960 context 1536
 pp=4        47 211  47  76 248   60 224 240 187 315  stage 5120
-pp=2,tp=2   47 211  47  76 248   60 224 240 187 315  rows 35776 dispatch 2336 combine 4096 stage 5120
+pp=2,ep=2   47 211  47  76 248   60 224 240 187 315  dispatch 2048 combine 4096 stage 2304
 */

@@ -5,6 +5,8 @@
  * before it prints, so that a failure leaves no half answer behind. Memory is given back by the
  * end of the program: the tool, unlike the library, may exit where it stands (see die).
  *
+ * trillion_mpi.c is this file with another {engine}: the same commands over ranks.
+ *
  * CONTENTS   (search for the tag in braces)
  *
  *     {app}     errors, memory, progress          {plan}    plan
@@ -12,8 +14,8 @@
  *     {out}     numbers, lists, JSON              {compare} compare
  *     {ids}     prompts from a file               {run}     run
  *     {open}    models and pieces of prompts      {tiny}    tiny
- *     {audit}   audit                             {image}   image
- *                                                 {bench}   bench
+ *     {engine}  what golden and run ask of it     {image}   image
+ *     {audit}   audit                             {bench}   bench
  *                                                 {post}    postmortem
  *                                                 {small}   families, selftest
  *                                                 {main}    the table of commands
@@ -35,6 +37,19 @@
 #include "bench.h"
 #include "image.h"
 #include "postmortem.h"
+
+#ifndef TRILLION_RANKS
+#define PROGRAM "trillion"
+#define PROGRAM_OPTIONS
+#define PROGRAM_COMMANDS
+#define PROGRAM_THREADS "what OpenMP offers"
+#define PROGRAM_RANKS 0
+#define PROGRAM_USE                                                                         \
+    "What exactly should come out of each layer, and where does another engine differ?\n\n" \
+    "  trillion audit   DIR\n"                                                             \
+    "  trillion golden  DIR --ids ids.txt -o gold.safetensors\n"                           \
+    "  trillion compare theirs.safetensors gold.safetensors --max-rel 1e-9\n\n"
+#endif
 
 /* ============================================================================
  * The program {app}
@@ -68,6 +83,7 @@ typedef struct command {
     const char   *note;             /* the rules that its --help states */
     int           n_args;
     int           json;             /* has --json */
+    int           ranks;            /* makes sense over ranks */
     const option *options;
     int         (*run)(app *a);
 } command;
@@ -81,7 +97,23 @@ struct app {
     int            quiet_warnings;  /* collected, shown by the command itself */
     lines          warnings;
     int            json, depth, comma;
+    int            follows;         /* one of several ranks, and another one speaks */
+    void          *world;           /* of ranks.h */
 };
+
+/* ---- What differs over ranks: {engine}, or ranks.h */
+
+/* Before all else; after the options are known; with a context; after the command, for the exit
+ * code. */
+static void program_start(app *a, int argc, char **argv);
+static void program_begin(app *a);
+static void program_ready(app *a);
+static int  program_end  (app *a, int code);
+/* The sentence is printed, if no other rank has printed it, and all end. */
+static _Noreturn void program_fail(app *a, const char *sentence);
+/* For work that others wait for; called often. */
+static void program_alive(app *a);
+static int  program_threads(app *a);            /* without --threads; 0: what OpenMP offers */
 
 static double now(void)
 {
@@ -97,33 +129,35 @@ static void progress_clear(app *a)
 }
 
 /* One line, whatever a file's name holds. */
-static void vsay(app *a, const char *fmt, va_list ap)
+static void vline(char line[4096], const char *fmt, va_list ap)
 {
-    char line[4096];
-    progress_clear(a);
-    vsnprintf(line, sizeof line, fmt, ap);
+    vsnprintf(line, 4096, fmt, ap);
     for (char *s = line; *s; s++)
         if ((unsigned char)*s < 0x20 || *s == 0x7f) *s = '?';
-    fprintf(stderr, "trillion: %s\n", line);
 }
 
 TR_PRINTF(2, 3) static void say(app *a, const char *fmt, ...)
 {
+    char line[4096];
     va_list ap;
+    if (a->follows) return;
     va_start(ap, fmt);
-    vsay(a, fmt, ap);
+    vline(line, fmt, ap);
     va_end(ap);
+    progress_clear(a);
+    fprintf(stderr, PROGRAM ": %s\n", line);
 }
 
 TR_PRINTF(2, 3) static _Noreturn void die(app *a, const char *fmt, ...)
 {
+    char line[4096];
     va_list ap;
     for (int64_t i = 0; i < a->warnings.n; i++) say(a, "warning: %s", a->warnings.s[i]);
     va_start(ap, fmt);
-    vsay(a, fmt, ap);
+    vline(line, fmt, ap);
     va_end(ap);
-    fflush(stderr);
-    _exit(EXIT_UNUSABLE);               /* not exit: what stdout still holds is half an answer */
+    progress_clear(a);
+    program_fail(a, line);
 }
 
 /* The library's sentence ends the program. */
@@ -200,9 +234,10 @@ static void progress_at(app *a, double done, const char *detail)
 {
     progress *b = &a->bar;
     double t = now(), spent = t - b->begun, part = done / b->total, left;
-    if (spent < 2 || part >= 1 || t - b->shown < (b->tty ? 0.2 : 10)) return;
+    program_alive(a);
+    if (a->follows || spent < 2 || part >= 1 || t - b->shown < (b->tty ? 0.2 : 10)) return;
     left = part > 0 ? spent / part - spent : 0;
-    fprintf(stderr, "%strillion: %s: %.1f %%, %.0f s spent, about %.0f s left%s%s%s",
+    fprintf(stderr, "%s" PROGRAM ": %s: %.1f %%, %.0f s spent, about %.0f s left%s%s%s",
             b->tty ? "\r" : "", b->what, 100 * part, spent, left, *detail ? "; " : "", detail,
             b->tty ? "\033[K" : "\n");
     fflush(stderr);
@@ -284,7 +319,8 @@ static void must_be_writable(app *a, const char *path)
  * ========================================================================= */
 
 static const option shared_options[] = {
-    { "--threads", "N",  OPT_ONE,  "threads (default: what OpenMP offers)" },
+    PROGRAM_OPTIONS
+    { "--threads", "N",  OPT_ONE,  "threads (default: " PROGRAM_THREADS ")" },
     { "--help",    NULL, OPT_FLAG, "this page" },
     { NULL, NULL, OPT_FLAG, NULL }
 };
@@ -392,12 +428,12 @@ static void options_parse(app *a, int argc, char **argv)
     }
     if (opt(a, "--help")) return;
     if (n < a->cmd->n_args)
-        die(a, "%s needs %s; `trillion %s --help` explains", a->cmd->name, a->cmd->args,
+        die(a, "%s needs %s; `" PROGRAM " %s --help` explains", a->cmd->name, a->cmd->args,
             a->cmd->name);
     for (const option *o = a->cmd->options; o->name; o++)
         if (o->kind == OPT_NEEDED && !opt(a, o->name))
-            die(a, "%s needs %s %s; `trillion %s --help` explains", a->cmd->name, o->name, o->arg,
-                a->cmd->name);
+            die(a, "%s needs %s %s; `" PROGRAM " %s --help` explains", a->cmd->name, o->name,
+                o->arg, a->cmd->name);
     a->json = opt(a, "--json") != NULL;
 }
 
@@ -412,7 +448,7 @@ static void options_print(const option *o)
 
 static int help_print(const command *c)
 {
-    printf("trillion %s%s%s\n\n%s\n\n", c->name, *c->args ? " " : "", c->args, c->help);
+    printf(PROGRAM " %s%s%s\n\n%s\n\n", c->name, *c->args ? " " : "", c->args, c->help);
     options_print(c->options);
     if (c->json) options_print(json_option);
     options_print(shared_options);
@@ -941,13 +977,6 @@ static void prompts_expand(app *a, prompts *p, const tr_config *c, tr_run_opts *
     ids_pad(a, p, flat);
 }
 
-/* The tower over the images; their places are in the expanded prompts. */
-static void prompts_see(app *a, const prompts *p, tr_run *r)
-{
-    tr_batch b = prompts_flat(a, p);
-    if (p->images.n) must(a, tr_vit_forward(r, &p->images, p->T ? &b : NULL));
-}
-
 /* ============================================================================
  * Models {open}
  * ========================================================================= */
@@ -1114,6 +1143,124 @@ static size_t stored_bytes(app *a, const tr_stored *s)
     for (int k = 0; k < s->rank; k++) must(a, tr_size_mul(a->ctx, &n, n, (size_t)s->shape[k]));
     return n / 8;
 }
+
+typedef struct metadata { tr_st_meta_item *item; int64_t n, cap; } metadata;
+
+/* eos_token_id, an id or a list of them, of generation_config.json if the folder has one and it
+ * says so, as transformers does; else the config's. */
+static const tr_int_list *eos_ids(app *a, const char *dir, const tr_config *c)
+{
+    char *path = text(a, "%s/generation_config.json", dir);
+    tr_int_list *list = (tr_int_list *)need(a, 1, sizeof *list);
+    tr_json j;
+    const tr_json_node *e, *item;
+    if (!exists(path)) return &c->eos;
+    must(a, tr_json_load(a->ctx, &j, path));
+    e = tr_json_get(&j, &j.node[0], "eos_token_id");
+    if (!e || e->type == TR_JSON_NULL) return &c->eos;
+    list->v = (int64_t *)need(a, (int64_t)e->count + 1, sizeof *list->v);
+    if (e->type != TR_JSON_ARRAY) must(a, tr_json_int(&j, e, &list->v[list->n++]));
+    else
+        for (item = tr_json_first(&j, e); item; item = tr_json_next(&j, item))
+            must(a, tr_json_int(&j, item, &list->v[list->n++]));
+    tr_json_free(&j);
+    return list;
+}
+
+/* ============================================================================
+ * What golden and run ask of a model {engine}
+ *
+ * Here on one rank. ranks.h has the same functions over several, and there rank 0 alone, which
+ * leads, reads prompts, has what is tapped and writes.
+ * ========================================================================= */
+
+#ifdef TRILLION_RANKS
+#include "ranks.h"
+#else
+
+typedef struct engine {
+    tr_model *m;
+    int64_t   first, layers;        /* that are run */
+    tr_run   *r;
+} engine;
+
+static void program_start(app *a, int argc, char **argv) { (void)a; (void)argc; (void)argv; }
+static void program_begin(app *a) { (void)a; }
+static void program_ready(app *a) { (void)a; }
+static void program_alive(app *a) { (void)a; }
+static int  program_threads(app *a) { (void)a; return 0; }
+static int  program_leads(const app *a) { (void)a; return 1; }
+
+static int program_end(app *a, int code)
+{
+    if (fflush(stdout) != 0 || ferror(stdout)) die(a, "stdout: %s", strerror(errno));
+    return code;
+}
+
+static _Noreturn void program_fail(app *a, const char *sentence)
+{
+    (void)a;
+    fprintf(stderr, PROGRAM ": %s\n", sentence);
+    fflush(stderr);
+    _exit(EXIT_UNUSABLE);               /* not exit: what stdout still holds is half an answer */
+}
+
+static prompts engine_prompts(app *a) { return prompts_read(a); }
+
+static const tr_int_list *engine_eos(app *a, const tr_config *c)
+{
+    return eos_ids(a, a->arg[0], c);
+}
+
+static void engine_open(app *a, engine *e, int64_t first, int64_t layers)
+{
+    memset(e, 0, sizeof *e);
+    e->m = model_open(a, a->arg[0], first, layers);
+    e->first = e->m->first;
+    e->layers = e->m->layers;
+}
+
+static void engine_run(app *a, engine *e, const tr_run_opts *o)
+{
+    must(a, tr_run_new(a->ctx, &e->r, e->m, o));
+}
+
+/* The tower over the images; their places are in the expanded prompts. */
+static void engine_see(app *a, engine *e, const prompts *p)
+{
+    tr_batch b = prompts_flat(a, p);
+    if (p->images.n) must(a, tr_vit_forward(e->r, &p->images, p->T ? &b : NULL));
+}
+
+static void engine_forward(app *a, engine *e, const tr_batch *b, const tr_hidden *in)
+{
+    must(a, tr_forward(e->r, b, in));
+}
+
+/* What each sequence that had tokens in the last forward says next; id [B] of others as it was. */
+static void engine_next(app *a, engine *e, const tr_batch *b, int32_t *id)
+{
+    for (int64_t s = 0; s < b->B; s++) {
+        int32_t next = b->T[s] ? tr_argmax(tr_view_at(e->r->logits, s)) : 0;
+        if (next < 0)
+            die(a, "sequence %lld, token %lld: NaN among the logits", (long long)s,
+                (long long)e->r->state.len[s]);
+        if (b->T[s]) id[s] = next;
+    }
+}
+
+static void engine_tap_state(app *a, engine *e) { must(a, tr_tap_state(e->r)); }
+static void engine_run_end(engine *e) { tr_run_free(e->r); }
+
+static void engine_write(app *a, const tr_golden *g, const char *path, const metadata *meta)
+{
+    must(a, tr_golden_write(a->ctx, g, path, meta->item, meta->n));
+}
+
+static void engine_report(app *a, engine *e) { (void)a; (void)e; }
+static void engine_close(engine *e) { tr_model_close(e->m); }
+
+#endif
 
 /* ============================================================================
  * audit {audit}
@@ -1800,8 +1947,6 @@ static const char plan_note[] =
  * golden {golden}
  * ========================================================================= */
 
-typedef struct metadata { tr_st_meta_item *item; int64_t n, cap; } metadata;
-
 static void meta_add(app *a, metadata *m, const char *key, const char *value)
 {
     m->item = (tr_st_meta_item *)grow(a, m->item, &m->cap, m->n, sizeof *m->item);
@@ -1933,7 +2078,7 @@ static const tr_hidden *entering_piece(app *a, entering *in, const piece *c)
 
 typedef struct golden_job {
     app       *a;
-    tr_model  *m;
+    engine     e;
     prompts    p;
     piece      c;
     int64_t    piece_at;            /* pieces done */
@@ -1959,7 +2104,7 @@ static void golden_progress(golden_job *j, const char *name)
     if (l < 0) return;
     s = text(j->a, "piece %lld of %lld, layer %lld", (long long)j->piece_at + 1,
              (long long)j->c.pieces, (long long)l);
-    progress_at(j->a, (double)(j->piece_at * j->m->layers + l - j->m->first + 1), s);
+    progress_at(j->a, (double)(j->piece_at * j->e.layers + l - j->e.first + 1), s);
     tr_free(j->a->ctx, s);
 }
 
@@ -1982,10 +2127,10 @@ static void golden_globs(golden_job *j)
     j->glob = opt_all(a, "--tap", &j->globs);
     j->hits = (int64_t *)need(a, j->globs, sizeof *j->hits);
     if (j->globs == 0) return;
-    j->run_glob = (const char **)need(a, j->globs + 1 + j->m->layers, sizeof *j->run_glob);
+    j->run_glob = (const char **)need(a, j->globs + 1 + j->e.layers, sizeof *j->run_glob);
     for (int64_t i = 0; i < j->globs; i++) j->run_glob[j->run_globs++] = j->glob[i];
     j->run_glob[j->run_globs++] = "logits";
-    for (int64_t l = j->m->first; l < j->m->first + j->m->layers; l++)
+    for (int64_t l = j->e.first; l < j->e.first + j->e.layers; l++)
         j->run_glob[j->run_globs++] = text(a, "*layers.%lld", (long long)l);
 }
 
@@ -2017,10 +2162,10 @@ static void golden_run(golden_job *j)
 {
     app *a = j->a;
     tr_run_opts o = tr_run_opts_default();
-    tr_run *r;
+    engine *e = &j->e;
     entering in;
     memset(&in, 0, sizeof in);
-    prompts_expand(a, &j->p, &j->m->cfg, &o);
+    prompts_expand(a, &j->p, &e->m->cfg, &o);
     if (j->p.T) j->c = piece_first(a, &j->p, chunk_of(a, &j->p));
     o.profile = profile(a);
     o.B = j->p.B;
@@ -2031,18 +2176,19 @@ static void golden_run(golden_job *j)
     o.tap_user = j;
     o.globs = j->run_glob;
     o.n_globs = j->run_globs;
-    if (j->m->first > 0)
-        entering_open(a, &in, opt(a, "--input"), j->m, &j->p, o.max_tokens, o.profile->act);
-    must(a, tr_run_new(a->ctx, &r, j->m, &o));
+    if (e->first > 0)
+        entering_open(a, &in, opt(a, "--input"), e->m, &j->p, o.max_tokens, o.profile->act);
+    engine_run(a, e, &o);
     must(a, tr_golden_new(a->ctx, &j->out, j->p.B, j->p.len));
     must(a, tr_golden_new(a->ctx, &j->logits, j->p.B, j->p.len));
-    if (j->m->first == 0) prompts_see(a, &j->p, r);
-    progress_begin(a, "running", (double)(j->c.pieces * j->m->layers));
+    if (e->first == 0) engine_see(a, e, &j->p);
+    progress_begin(a, "running", (double)(j->c.pieces * e->layers));
     for (; j->p.T && piece_next(&j->c); j->piece_at++)
-        must(a, tr_forward(r, &j->c.batch, j->m->first > 0 ? entering_piece(a, &in, &j->c) : NULL));
-    if (j->globs && j->p.T) must(a, tr_tap_state(r));
+        engine_forward(a, e, &j->c.batch, e->first > 0 ? entering_piece(a, &in, &j->c) : NULL);
+    if (j->globs && j->p.T) engine_tap_state(a, e);
     progress_end(a);
-    tr_run_free(r);
+    engine_run_end(e);
+    if (!program_leads(a)) return;
     for (int64_t i = 0; i < j->globs; i++)
         if (!j->hits[i]) say(a, "warning: --tap '%s' matched no value", j->glob[i]);
     if (j->out.n == 0) die(a, "golden: no value matched --tap, nothing to write");
@@ -2065,7 +2211,7 @@ static void meta_images(app *a, metadata *m, const prompts *p)
 static metadata golden_meta(golden_job *j, const char *logits_hash)
 {
     app *a = j->a;
-    const tr_config *c = &j->m->cfg;
+    const tr_config *c = &j->e.m->cfg;
     metadata m;
     memset(&m, 0, sizeof m);
     meta_add(a, &m, "contract", TR_CONTRACT);
@@ -2079,21 +2225,38 @@ static metadata golden_meta(golden_job *j, const char *logits_hash)
     if (j->p.sha256) meta_add(a, &m, "input_ids_sha256", j->p.sha256);
     if (j->p.images.n) meta_images(a, &m, &j->p);
     meta_add(a, &m, "config_sha256", c->sha256);
-    meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->m->shards));
-    meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->m->shards, 1));
+    meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->e.m->shards));
+    meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->e.m->shards, 1));
     if (opt(a, "--hash-weights"))
-        meta_add(a, &m, "weights_sha256", weights_sha256(a, &j->m->shards, 0));
+        meta_add(a, &m, "weights_sha256", weights_sha256(a, &j->e.m->shards, 0));
     if (logits_hash[0]) meta_add(a, &m, "logits_sha256", logits_hash);
     return m;
+}
+
+/* What was tapped, with its metadata, into the file. */
+static void golden_write(golden_job *j, double begun)
+{
+    app *a = j->a;
+    metadata meta;
+    char hash[65] = "";
+    const char *out = opt(a, "-o");
+    tr_view logits = tr_golden_find(&j->out, "logits");
+    if (tr_view_is_none(logits)) logits = tr_golden_find(&j->logits, "logits");
+    if (!tr_view_is_none(logits)) tr_view_sha256(logits, hash);
+    meta = golden_meta(j, hash);
+    engine_write(a, &j->out, out, &meta);
+    say(a, "%s: %lld tensor%s, %s profile, %.1f s%s%s", out, (long long)j->out.n, plural(j->out.n),
+        profile(a)->name, now() - begun, hash[0] ? ", logits " : "", hash);
+    if (!a->json) return;
+    js_open(a, NULL, '{');
+    js_str(a, "out", out);
+    js_int(a, "tensors", j->out.n);
+    for (int64_t i = 0; i < meta.n; i++) js_str(a, meta.item[i].key, meta.item[i].value);
 }
 
 static int cmd_golden(app *a)
 {
     golden_job j;
-    metadata meta;
-    tr_view logits;
-    char hash[65] = "";
-    const char *out = opt(a, "-o");
     int64_t first, layers;
     double begun = now();
     memset(&j, 0, sizeof j);
@@ -2102,26 +2265,15 @@ static int cmd_golden(app *a)
     (void)profile(a);
     if (!opt(a, "--ids") && !opt(a, "--pixels") && !opt(a, "--image"))
         die(a, "golden: needs --ids FILE, or --pixels or --image for the vision tower alone");
-    j.p = prompts_read(a);
-    must_be_writable(a, out);
-    j.m = model_open(a, a->arg[0], first, layers);
+    j.p = engine_prompts(a);
+    if (program_leads(a)) must_be_writable(a, opt(a, "-o"));
+    engine_open(a, &j.e, first, layers);
     golden_globs(&j);
     golden_run(&j);
-    logits = tr_golden_find(&j.out, "logits");
-    if (tr_view_is_none(logits)) logits = tr_golden_find(&j.logits, "logits");
-    if (!tr_view_is_none(logits)) tr_view_sha256(logits, hash);
-    meta = golden_meta(&j, hash);
-    must(a, tr_golden_write(a->ctx, &j.out, out, meta.item, meta.n));
-    say(a, "%s: %lld tensor%s, %s profile, %.1f s%s%s", out, (long long)j.out.n, plural(j.out.n),
-        profile(a)->name, now() - begun, hash[0] ? ", logits " : "", hash);
-    if (a->json) {
-        js_open(a, NULL, '{');
-        js_str(a, "out", out);
-        js_int(a, "tensors", j.out.n);
-        for (int64_t i = 0; i < meta.n; i++) js_str(a, meta.item[i].key, meta.item[i].value);
-        js_close(a, '}');
-    }
-    tr_model_close(j.m);
+    if (program_leads(a)) golden_write(&j, begun);
+    engine_report(a, &j.e);
+    if (a->json && program_leads(a)) js_close(a, '}');
+    engine_close(&j.e);
     return EXIT_FINE;
 }
 
@@ -2652,43 +2804,19 @@ static const char compare_note[] =
 
 typedef struct greedy {
     app     *a;
-    tr_run  *r;
+    engine   e;
     prompts  p;
     int64_t  n;                     /* tokens wanted of each sequence */
     const tr_int_list *eos;         /* what ends a text; NULL: nothing does */
-    int32_t *out;                   /* [B, n] */
+    int32_t *out, *next;            /* [B, n]; [B] */
     int64_t *made;                  /* [B] */
     char    *done;                  /* [B] */
 } greedy;
 
-/* eos_token_id, an id or a list of them, of generation_config.json if the folder has one and it
- * says so, as transformers does; else the config's. */
-static const tr_int_list *eos_ids(app *a, const char *dir, const tr_config *c)
-{
-    char *path = text(a, "%s/generation_config.json", dir);
-    tr_int_list *list = (tr_int_list *)need(a, 1, sizeof *list);
-    tr_json j;
-    const tr_json_node *e, *item;
-    if (!exists(path)) return &c->eos;
-    must(a, tr_json_load(a->ctx, &j, path));
-    e = tr_json_get(&j, &j.node[0], "eos_token_id");
-    if (!e || e->type == TR_JSON_NULL) return &c->eos;
-    list->v = (int64_t *)need(a, (int64_t)e->count + 1, sizeof *list->v);
-    if (e->type != TR_JSON_ARRAY) must(a, tr_json_int(&j, e, &list->v[list->n++]));
-    else
-        for (item = tr_json_first(&j, e); item; item = tr_json_next(&j, item))
-            must(a, tr_json_int(&j, item, &list->v[list->n++]));
-    tr_json_free(&j);
-    return list;
-}
-
-/* The token that row b of the logits chooses becomes the sequence's next. */
+/* The token that the model chose for sequence b becomes its next. */
 static void greedy_take(greedy *g, int64_t b)
 {
-    int32_t id = tr_argmax(tr_view_at(g->r->logits, b));
-    if (id < 0)
-        die(g->a, "sequence %lld, token %lld: NaN among the logits", (long long)b,
-            (long long)(g->p.len[b] + g->made[b]));
+    int32_t id = g->next[b];
     g->out[b * g->n + g->made[b]++] = id;
     for (int64_t i = 0; g->eos && i < g->eos->n; i++) g->done[b] |= g->eos->v[i] == id;
     g->done[b] |= g->made[b] == g->n;
@@ -2714,7 +2842,8 @@ static int64_t greedy_prompt(greedy *g, piece *c)       /* returns the tokens it
     int64_t tokens = 0;
     progress_begin(g->a, "reading the prompt", (double)c->pieces);
     while (piece_next(c)) {
-        must(g->a, tr_forward(g->r, &c->batch, NULL));
+        engine_forward(g->a, &g->e, &c->batch, NULL);
+        engine_next(g->a, &g->e, &c->batch, g->next);
         for (int64_t b = 0; b < g->p.B; b++)
             if (c->T[b] && c->at + c->T[b] == g->p.len[b]) greedy_take(g, b);
         tokens += c->N;
@@ -2732,7 +2861,8 @@ static int64_t greedy_step(greedy *g, piece *c)
         if (c->T[b]) c->ids[c->N++] = g->out[b * g->n + g->made[b] - 1];
     }
     if (c->N == 0) return 0;
-    must(g->a, tr_forward(g->r, &c->batch, NULL));
+    engine_forward(g->a, &g->e, &c->batch, NULL);
+    engine_next(g->a, &g->e, &c->batch, g->next);
     for (int64_t b = 0; b < g->p.B; b++)
         if (c->T[b]) greedy_take(g, b);
     return c->N;
@@ -2747,14 +2877,13 @@ static void greedy_report(greedy *g, int64_t read, double read_s, int64_t made, 
     say(g->a, "peak memory %s held%s%s%s; weights of %s are mapped",
         size_of((double)tr_ctx_peak_bytes(g->a->ctx)).s, resident > 0 ? ", " : "",
         resident > 0 ? size_of(resident).s : "", resident > 0 ? " resident" : "",
-        size_of((double)g->r->model->shards.bytes).s);
+        size_of((double)g->e.m->shards.bytes).s);
 }
 
 static int cmd_run(app *a)
 {
     greedy g;
     tr_run_opts o = tr_run_opts_default();
-    tr_model *m;
     piece c;
     double t0, t1;
     int64_t read, made = 0, step;
@@ -2762,20 +2891,21 @@ static int cmd_run(app *a)
     g.a = a;
     g.n = opt_int(a, "-n", 0, 1, INT32_MAX);
     o.profile = profile(a);
-    g.p = prompts_read(a);
-    m = model_open(a, a->arg[0], 0, 0);
-    prompts_expand(a, &g.p, &m->cfg, &o);
+    g.p = engine_prompts(a);
+    engine_open(a, &g.e, 0, 0);
+    prompts_expand(a, &g.p, &g.e.m->cfg, &o);
     c = piece_first(a, &g.p, chunk_of(a, &g.p));
-    g.eos = opt(a, "--ignore-eos") ? NULL : eos_ids(a, a->arg[0], &m->cfg);
+    g.eos = opt(a, "--ignore-eos") ? NULL : engine_eos(a, &g.e.m->cfg);
     g.out = (int32_t *)need(a, g.p.B * g.n, sizeof *g.out);
+    g.next = (int32_t *)need(a, g.p.B, sizeof *g.next);
     g.made = (int64_t *)need(a, g.p.B, sizeof *g.made);
     g.done = (char *)need(a, g.p.B, 1);
     o.B = g.p.B;
     o.max_tokens = g.p.B * c.chunk;
     o.capacity = g.p.T + g.n - 1;
-    must(a, tr_run_new(a->ctx, &g.r, m, &o));
+    engine_run(a, &g.e, &o);
     t0 = now();
-    prompts_see(a, &g.p, g.r);
+    engine_see(a, &g.e, &g.p);
     read = greedy_prompt(&g, &c);
     t1 = now();
     progress_begin(a, "decoding", (double)(g.p.B * g.n));
@@ -2786,8 +2916,9 @@ static int cmd_run(app *a)
     for (int64_t b = 0; b < g.p.B; b++)
         for (int64_t i = 0; i < g.made[b]; i++)
             printf("%d%c", g.out[b * g.n + i], i + 1 < g.made[b] ? ' ' : '\n');
-    tr_run_free(g.r);
-    tr_model_close(m);
+    engine_run_end(&g.e);
+    engine_report(a, &g.e);
+    engine_close(&g.e);
     return EXIT_FINE;
 }
 
@@ -4155,60 +4286,61 @@ static int cmd_selftest(app *a)
 static const option no_options[] = { OPT_END };
 
 static const command commands[] = {
+    PROGRAM_COMMANDS                    /* found first */
     { "families", "", "What is supported, from the tables.",
-      "Exit codes: 0 fine.\n", 0, 1, no_options, cmd_families },
+      "Exit codes: 0 fine.\n", 0, 1, 0, no_options, cmd_families },
     { "audit", "DIR [options]",
       "Is every key, tensor, shape and byte of a checkpoint as it must be?",
-      audit_note, 1, 1, audit_options, cmd_audit },
+      audit_note, 1, 1, 0, audit_options, cmd_audit },
     { "plan", "DIR|config.json [options]",
       "How many tensors, bytes and parameters; what each layer computes.",
-      plan_note, 1, 1, plan_options, cmd_plan },
+      plan_note, 1, 1, 0, plan_options, cmd_plan },
     { "golden", "DIR --ids FILE -o OUT [options]",
       "Run a prompt and write every layer's output under its public name.",
-      golden_note, 1, 1, golden_options, cmd_golden },
+      golden_note, 1, 1, 1, golden_options, cmd_golden },
     { "compare", "A B [options]",
       "Which tensor differs first, and by how much? A is theirs, B the golden.",
-      compare_note, 2, 1, compare_options, cmd_compare },
+      compare_note, 2, 1, 0, compare_options, cmd_compare },
     { "run", "DIR --ids FILE -n N [options]",
       "Greedy ids after a prompt, one sequence a line.",
-      run_note, 1, 0, run_options, cmd_run },
+      run_note, 1, 0, 1, run_options, cmd_run },
     { "tiny", "DIR --family NAME [options]",
       "Write a small random checkpoint in the released layout.",
-      tiny_note, 1, 0, tiny_options, cmd_tiny },
+      tiny_note, 1, 0, 0, tiny_options, cmd_tiny },
     { "image", "FILE --model DIR [options]",
       "From a picture to the patches and tokens that the model sees.",
-      image_note, 1, 1, image_options, cmd_image },
+      image_note, 1, 1, 0, image_options, cmd_image },
     { "bench", "[options]", "Speed, as ratios to OpenBLAS and to what memory can be read with.",
-      bench_note, 0, 1, bench_options, cmd_bench },
+      bench_note, 0, 1, 0, bench_options, cmd_bench },
     { "postmortem", "DIR [options]",
       "Which rank of a run stopped first, where and why?",
-      postmortem_note, 1, 1, no_options, cmd_postmortem },
+      postmortem_note, 1, 1, 0, no_options, cmd_postmortem },
     { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",
-      "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, no_options, cmd_selftest },
+      "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, 1, no_options, cmd_selftest },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
-
-static int overview(void)
-{
-    printf("trillion %s - the reference that a trillion-parameter model is checked against\n\n",
-           TR_VERSION);
-    for (int i = 0; i < N_COMMANDS; i++) printf("  %-10s %s\n", commands[i].name, commands[i].help);
-    printf("\n"
-           "What exactly should come out of each layer, and where does another engine differ?\n\n"
-           "  trillion audit   DIR\n"
-           "  trillion golden  DIR --ids ids.txt -o gold.safetensors\n"
-           "  trillion compare theirs.safetensors gold.safetensors --max-rel 1e-9\n\n"
-           "`trillion COMMAND --help` explains one. --json prints one object for scripts;\n"
-           "--threads N limits threads. Exit codes: 0 fine, 1 differs or failed, 2 unusable input\n"
-           "or arguments. Answers go to stdout, all else to stderr.\n");
-    return EXIT_FINE;
-}
 
 static const command *command_find(const char *name)
 {
     for (int i = 0; i < N_COMMANDS; i++)
         if (strcmp(commands[i].name, name) == 0) return &commands[i];
     return NULL;
+}
+
+static int command_runs(const command *c) { return !PROGRAM_RANKS || c->ranks; }
+
+static int overview(void)
+{
+    printf(PROGRAM " %s - the reference that a trillion-parameter model is checked against\n\n",
+           TR_VERSION);
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (&commands[i] == command_find(commands[i].name) && command_runs(&commands[i]))
+            printf("  %-10s %s\n", commands[i].name, commands[i].help);
+    printf("\n" PROGRAM_USE
+           "`" PROGRAM " COMMAND --help` explains one. --json prints one object for scripts;\n"
+           "--threads N limits threads. Exit codes: 0 fine, 1 differs or failed, 2 unusable input\n"
+           "or arguments. Answers go to stdout, all else to stderr.\n");
+    return EXIT_FINE;
 }
 
 static int run_command(app *a, int argc, char **argv)
@@ -4220,9 +4352,11 @@ static int run_command(app *a, int argc, char **argv)
     o.log_user = a;
     options_parse(a, argc, argv);
     if (opt(a, "--help")) return help_print(a->cmd);
-    o.threads = (int)opt_int(a, "--threads", 0, 1, 4096);
+    program_begin(a);
+    o.threads = (int)opt_int(a, "--threads", program_threads(a), 1, 4096);
     if (tr_ctx_new(&a->ctx, &o) != TR_OK && (!a->ctx || a->cmd->run != cmd_selftest))
         die(a, "%s", a->ctx ? tr_err_last(a->ctx) : "out of memory");
+    program_ready(a);
     code = a->cmd->run(a);
     progress_clear(a);
     return code;
@@ -4234,17 +4368,19 @@ int main(int argc, char **argv)
     app a;
     int code;
     memset(&a, 0, sizeof a);
+    program_start(&a, argc, argv);
     setvbuf(stdout, answer, _IOFBF, sizeof answer);
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         code = overview();
     } else if (strcmp(argv[1], "--version") == 0) {
         code = EXIT_FINE;
-        printf("trillion %s, contract %s\n", TR_VERSION, TR_CONTRACT);
+        printf(PROGRAM " %s, contract %s\n", TR_VERSION, TR_CONTRACT);
     } else {
         a.cmd = command_find(argv[1]);
-        if (!a.cmd) die(&a, "there is no command '%s'; `trillion` alone lists them", argv[1]);
+        if (!a.cmd) die(&a, "there is no command '%s'; `" PROGRAM "` alone lists them", argv[1]);
+        if (!command_runs(a.cmd))
+            die(&a, "%s is for one rank: `trillion %s`", a.cmd->name, a.cmd->name);
         code = run_command(&a, argc - 2, argv + 2);
     }
-    if (fflush(stdout) != 0 || ferror(stdout)) die(&a, "stdout: %s", strerror(errno));
-    return code;
+    return program_end(&a, code);
 }

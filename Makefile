@@ -98,6 +98,20 @@ build/trillion: tools/trillion.c $(wildcard tools/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm $(DL)
 
+# The same over ranks. mpicc is Open MPI's or MPICH's; both are told which compiler is meant.
+MPICC   ?= mpicc
+MPI_CC   = OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC)
+MPI      = $(BUILD:$(CC)%=$(MPI_CC)%)
+
+build/trillion-mpi: tools/trillion_mpi.c tools/trillion.c $(wildcard tools/*.h) trillion_mpi.h \
+                    trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  MPICC $@"
+	$(MPI) -o $@ $< $(LDFLAGS) -pthread $(JPEG) -lm $(DL)
+
+build/tests/mpi_%: tests/mpi_%.c trillion_mpi.h trillion.h | $(FIRST)
+	@mkdir -p $(@D) && echo "  MPICC $@"
+	$(MPI) -o $@ $< $(LDFLAGS) -lm
+
 build/bench_image: tools/bench_image.c tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm

@@ -42,6 +42,7 @@
 #define PROGRAM "trillion"
 #define PROGRAM_OPTIONS
 #define PROGRAM_COMMANDS
+#define PROGRAM_MODEL_OPTIONS
 #define PROGRAM_THREADS "what OpenMP offers"
 #define PROGRAM_RANKS 0
 #define PROGRAM_USE                                                                         \
@@ -2286,6 +2287,7 @@ static const option golden_options[] = {
     { "--chunk",   "N",    OPT_ONE,    "tokens of each sequence in one call" },
     { "--layers",  "A-B",  OPT_ONE,    "open layers A to B alone" },
     { "--input",   "FILE", OPT_ONE,    "a golden with what enters layer A" },
+    PROGRAM_MODEL_OPTIONS
     OPT_SET, OPT_ACCEPT, OPT_LENIENT,
     { "--hash-weights", NULL, OPT_FLAG, "store SHA-256 of every weight byte too" },
     OPT_END
@@ -2928,6 +2930,7 @@ static const option run_options[] = {
     { "--ignore-eos", NULL, OPT_FLAG, "go on past the end of text" },
     OPT_PROFILE,
     { "--chunk", "N", OPT_ONE, "tokens of each prompt in one call" },
+    PROGRAM_MODEL_OPTIONS
     OPT_SET, OPT_ACCEPT, OPT_LENIENT, OPT_END
 };
 
@@ -4210,7 +4213,7 @@ static int cmd_postmortem(app *a)
 }
 
 static const char postmortem_note[] =
-    "DIR holds the rings that the ranks of `trillion-mpi --ring DIR` left, rank-00000.ring and so\n"
+    "DIR holds the rings that the ranks of `trillion-mpi --rings DIR` left, rank-00000.ring and so\n"
     "on, gathered from all machines. The table says where each rank was at the end, since when,\n"
     "and how it ended: the end is when the first rank failed or gave up waiting, else the last\n"
     "event of all. * marks the rank that the sentence names. A rank that was killed leaves no\n"

@@ -1,0 +1,36 @@
+/* trillion_mpi.c - the command line over ranks: trillion.c with another {engine}, ranks.h
+ *
+ *     mpirun -np 8 trillion-mpi run DIR --ids ids.txt -n 20 --layout pp=2,ep=4
+ *
+ * Options, answers and files are those of one rank, byte for byte. Rank 0 alone speaks and writes;
+ * of a failure one rank says one sentence, and all end. */
+
+#define _GNU_SOURCE 1                   /* sched_getaffinity */
+#define TRILLION_IMPLEMENTATION
+#define TRILLION_MPI_IMPLEMENTATION
+#include "../trillion_mpi.h"
+
+#define TRILLION_RANKS
+#define PROGRAM "trillion-mpi"
+#define PROGRAM_RANKS 1
+#define PROGRAM_THREADS "cores of a machine / ranks there"
+#define PROGRAM_OPTIONS                                                                     \
+    { "--layout",   "L",    OPT_ONE,  "pp=2,tp=1,ep=4,cp=1 or part of it (default: ep=ranks)" }, \
+    { "--deadline", "S",    OPT_ONE,  "seconds that a rank waits for another (default: 300)" },  \
+    { "--rings",    "DIR",  OPT_ONE,  "last events of each rank, kept (default: a new folder)" },
+#define PROGRAM_COMMANDS                                                                    \
+    { "bench", "DIR [options]", "Many ranks against one: speed, and what was waited for.",  \
+      ranks_bench_note, 1, 1, 1, ranks_bench_options, cmd_ranks_bench },
+#define PROGRAM_MODEL_OPTIONS                                                               \
+    { "--report",   NULL,   OPT_FLAG, "memory, bytes and waits of the ranks, to stderr" },  \
+    { "--experts",  "FILE", OPT_ONE,  "map of experts, JSON; or load:GOLDEN, by its topk_ids" }, \
+    { "--spare",    "N",    OPT_ONE,  "with load: N more of the hottest experts on each rank" },
+#define PROGRAM_USE                                                                         \
+    "  mpirun -np 4 trillion-mpi golden DIR --ids ids.txt -o gold.safetensors --layout ep=4\n" \
+    "  mpirun -np 8 trillion-mpi run    DIR --ids ids.txt -n 20 --layout pp=2,tp=2,ep=2\n\n" \
+    "The same answers as `trillion`, to the bit and byte, whatever the layout. As root (in a\n" \
+    "container) Open MPI starts with --allow-run-as-root, or with OMPI_ALLOW_RUN_AS_ROOT=1 and\n" \
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: it refuses by itself, as what a wrong program damages is\n" \
+    "larger there. Its own boxes after ours: OMPI_MCA_orte_execute_quiet=1 turns them off.\n\n"
+
+#include "trillion.c"

@@ -39,13 +39,13 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
 
-setup: ## install a compiler, stb_image, libjpeg if missing (apt), or say what to install
+setup: ## install a compiler, stb_image, libjpeg, MPI if missing (apt), or say what to install
 	@CC='$(CC)' sh tools/setup.sh
 
 demo: build/trillion ## from a picture to answer ids on a small Kimi K3, against the vendor's numbers
 	@sh tools/demo.sh
 
-check: build/trillion $(TESTS) ## run every test, no network, minutes (CASES=DIR: more cases)
+check: build/trillion build/trillion-mpi $(TESTS) ## run every test, no network, minutes (CASES=DIR: more cases)
 	@CC='$(CC)' CASES='$(CASES)' sh tests/check.sh $(TESTS) $(SCRIPTS)
 
 # Tests are compiled often and run once: -O1 takes half of the time.
@@ -98,19 +98,21 @@ build/trillion: tools/trillion.c $(wildcard tools/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) $(JPEG) -lm $(DL)
 
-# The same over ranks. mpicc is Open MPI's or MPICH's; both are told which compiler is meant.
+# The same over ranks, where there is an MPI. mpicc is Open MPI's or MPICH's; both are told which
+# compiler is meant. Whether it is there is asked when it is needed: setup may just have installed it.
 MPICC   ?= mpicc
-MPI_CC   = OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC)
-MPI      = $(BUILD:$(CC)%=$(MPI_CC)%)
+MPI_BUILD = if command -v $(MPICC) > /dev/null; then echo "  MPICC $@"; \
+            OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(BUILD:$(CC)%=$(MPICC)%)
+MPI_END   = ; else echo "  skipped: $@ ($(MPICC) is not here; make setup)"; fi
 
 build/trillion-mpi: tools/trillion_mpi.c tools/trillion.c $(wildcard tools/*.h) trillion_mpi.h \
                     trillion.h | $(FIRST)
-	@mkdir -p $(@D) && echo "  MPICC $@"
-	$(MPI) -o $@ $< $(LDFLAGS) -pthread $(JPEG) -lm $(DL)
+	@mkdir -p $(@D)
+	$(MPI_BUILD) -o $@ $< $(LDFLAGS) -pthread $(JPEG) -lm $(DL) $(MPI_END)
 
 build/tests/mpi_%: tests/mpi_%.c trillion_mpi.h trillion.h | $(FIRST)
-	@mkdir -p $(@D) && echo "  MPICC $@"
-	$(MPI) -o $@ $< $(LDFLAGS) -lm
+	@mkdir -p $(@D)
+	$(MPI_BUILD) -o $@ $< $(LDFLAGS) -lm $(MPI_END)
 
 build/bench_image: tools/bench_image.c tools/image.h trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

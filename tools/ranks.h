@@ -5,10 +5,10 @@
  *     program_begin    MPI, the ring                       program_fail   one sentence, all end
  *     program_ready    tr_mpi; who is where
  *
- * HOW IT FAILS   A rank whose own work fails tells the others by tr_mpi_raise, and they find it
- * when they wait. Whoever comes to program_fail has a sentence. Rank 0 prints its own at once and says
- * so to the others; they wait for that a moment before they print theirs (rank 1 less long than the
- * rest, those who only heard of it longest). Then MPI_Abort ends those that compute or hang.
+ * HOW IT FAILS   A rank whose own work fails tells the others by tr_mpi_raise; they find it when
+ * they wait. Whoever comes to program_fail has a sentence. Rank 0 prints its own at once and says
+ * so to the others; they wait for that a moment before they print theirs (rank 1 less long than
+ * the rest, those who only heard of it longest). Then MPI_Abort ends those that compute or hang.
  *
  * Part of trillion.c, after {open}. */
 
@@ -31,7 +31,8 @@ typedef struct node {               /* what a rank says of itself */
 } node;
 
 typedef struct world {
-    int      rank, size, mpi, argc;
+    int      rank, size, argc;
+    int      mpi, parsed;           /* MPI runs; the arguments are good, for all ranks alike */
     char   **argv;
     const char *run;                /* the launcher's name of it */
     MPI_Comm comm;                  /* of the tool's own messages */
@@ -71,12 +72,17 @@ static void program_start(app *a, int argc, char **argv)
 
 /* ---- One sentence */
 
-/* N of "rank N: .." or "rank N is late ..": whose failure it is. -1: of who says it. */
+/* Whose failure it is: N of "rank N is late", wherever that stands, or of "rank N: .." at the
+ * beginning. -1: of who says it. */
 static int world_named(const char *sentence)
 {
-    int n, k = 0;
-    return sscanf(sentence, "rank %d%n", &n, &k) == 1 && (sentence[k] == ':' || sentence[k] == ' ')
-           ? n : -1;
+    int n, k = 0, first = -1;
+    for (const char *s = sentence; (s = strstr(s, "rank ")) != NULL; s += 5, k = 0) {
+        if (sscanf(s, "rank %d%n", &n, &k) != 1) continue;
+        if (strncmp(s + k, " is late", 8) == 0) return n;
+        if (s == sentence) first = n;
+    }
+    return first;
 }
 
 /* Says to all others that the sentence is on the screen, without waiting for any. */
@@ -104,7 +110,7 @@ static int world_heard_said(world *w, double seconds)
 
 static void world_print(const world *w, const char *sentence)
 {
-    if (w->rank && world_named(sentence) < 0)
+    if (w->rank && strncmp(sentence, "rank ", 5) != 0)
         fprintf(stderr, PROGRAM ": rank %d: %s\n", w->rank, sentence);
     else fprintf(stderr, PROGRAM ": %s\n", sentence);
     fflush(stderr);
@@ -121,7 +127,10 @@ static _Noreturn void program_fail(app *a, const char *sentence)
         tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
     if (w->rank && talks)
         silent = world_heard_said(w, w->heard ? 1.2 : w->rank == 1 ? 0.4 : 0.7);
-    else if (w->rank) world_sleep(1);   /* all fail alike before there is MPI */
+    else if (w->rank) {                 /* rank 0 has the same arguments, and its exit ends all */
+        silent = !w->parsed;
+        world_sleep(1);
+    }
     if (!silent) world_print(w, sentence);
     if (!silent && talks) world_said(w);
     if (w->mpi) {
@@ -180,31 +189,54 @@ static void rings_clear(const char *dir)
     if (d) closedir(d);
 }
 
-/* Rank 0 chooses the folder; each makes it, as machines may not share it. */
-static void rings_begin(app *a, tr_ctx *ctx)
+/* Before there is a tr_mpi: how each rank did; the first sentence ends all. */
+static void world_agree(app *a, tr_status s, tr_ctx *ctx)
+{
+    world *w = world_of(a);
+    char sentence[1024] = "";
+    int bad = s == TR_OK ? w->size : w->rank, first;
+    watch_begin("the agreement on rings", w->deadline);
+    must_mpi(a, MPI_Allreduce(&bad, &first, 1, MPI_INT, MPI_MIN, w->comm), "MPI_Allreduce");
+    if (first < w->size) {
+        if (s != TR_OK) snprintf(sentence, sizeof sentence, "rank %d: %.900s", w->rank,
+                                 tr_err_last(ctx));
+        must_mpi(a, MPI_Bcast(sentence, sizeof sentence, MPI_BYTE, first, w->comm), "MPI_Bcast");
+        w->heard = first != w->rank;
+        die(a, "%s", sentence);
+    }
+    watch_end();
+}
+
+/* Rank 0 chooses the folder; all make it, as machines may not share it. */
+static tr_status rings_folder(app *a, tr_ctx *ctx)
 {
     world *w = world_of(a);
     const char *dir = opt(a, "--rings"), *tmp = getenv("TMPDIR");
-    char line[1024] = "";
-    char layout[64];
-    ring_who who;
+    tr_status s = TR_OK;
     w->rings_stay = dir != NULL;
     if (w->rank == 0) {
         snprintf(w->rings, sizeof w->rings, "%s/trillion-XXXXXX", tmp && *tmp ? tmp : "/tmp");
         if (dir) snprintf(w->rings, sizeof w->rings, "%s", dir);
         else if (!mkdtemp(w->rings))
-            die(a, "%s: no folder for the rings can be made: %s; --rings DIR names one", w->rings,
-                strerror(errno));
+            s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: %s; --rings DIR "
+                        "names one", w->rings, strerror(errno));
     }
     watch_begin("the first broadcast", w->deadline);
     must_mpi(a, MPI_Bcast(w->rings, sizeof w->rings, MPI_BYTE, 0, w->comm), "MPI_Bcast");
     watch_end();
-    if (mkdir(w->rings, 0777) != 0 && errno != EEXIST)
-        die(a, "%s: no folder for the rings can be made: %s", w->rings, strerror(errno));
-    if (w->rank == 0) rings_clear(w->rings);
-    watch_begin("the first barrier", w->deadline);
-    must_mpi(a, MPI_Barrier(w->comm), "MPI_Barrier");
-    watch_end();
+    if (s == TR_OK && mkdir(w->rings, 0777) != 0 && errno != EEXIST)
+        s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: %s", w->rings,
+                    strerror(errno));
+    if (s == TR_OK && w->rank == 0) rings_clear(w->rings);
+    return s;
+}
+
+static void rings_begin(app *a, tr_ctx *ctx)
+{
+    world *w = world_of(a);
+    char line[1024] = "", layout[64];
+    ring_who who;
+    world_agree(a, rings_folder(a, ctx), ctx);
     for (int i = 1; i < w->argc; i++) {
         size_t n = strlen(line);
         snprintf(line + n, sizeof line - n, "%s%s", i > 1 ? " " : "", w->argv[i]);
@@ -215,7 +247,7 @@ static void rings_begin(app *a, tr_ctx *ctx)
     who.layout = tr_mpi_layout_str(w->layout, layout);
     who.command = line;
     who.run = w->run;
-    if (ring_create(ctx, &w->ring, w->rings, &who) != TR_OK) die(a, "%s", tr_err_last(ctx));
+    world_agree(a, ring_create(ctx, &w->ring, w->rings, &who), ctx);
     watch_who(&w->ring, w->rank);
     say(a, "events of the ranks go to %s; `trillion postmortem %s` reads them", w->rings, w->rings);
 }
@@ -259,6 +291,7 @@ static void program_begin(app *a)
     if (!(w->deadline > 0) || w->deadline > 1e8)
         die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
             opt(a, "--deadline"));
+    w->parsed = 1;
     e = watch_start(NULL, w->rank);
     if (e) die(a, "no thread that watches can be started: %s", strerror(e));
     watch_begin("MPI_Init", w->deadline);

@@ -1,0 +1,159 @@
+#!/bin/sh
+# trillion-mpi against trillion: the same files and ids, byte for byte, whatever the layout; and of
+# each failure one sentence, a code that is not 0 and no process left.
+. tests/lib.sh
+T=build/trillion
+M=build/trillion-mpi
+W=build/mpi-cli
+rm -rf $W
+mkdir -p $W/tmp
+if ! have mpirun || ! [ -x $M ]; then
+    echo "not tested: needs mpirun and $M (make setup)"
+    end
+    exit
+fi
+
+# As root, in a container; without Open MPI's boxes; more ranks than cores, which must not spin.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_execute_quiet=1
+export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_WAIT_POLICY=passive
+export TMPDIR=$PWD/$W/tmp
+launch=mpirun
+mpirun --version 2>&1 | grep -qE 'Open MPI|OpenRTE' && launch='mpirun --oversubscribe --bind-to none'
+
+ranks() { n=$1; shift; $launch -np "$n" $M "$@" --threads 1 --deadline 60; }
+
+# gives NAME RANKS CODE "WORDS" ARGUMENTS...: exit code, words; of a failure one sentence and nothing
+# on stdout.
+gives() {
+    name=$1 n=$2 code=$3 words=$4
+    shift 4
+    $launch -np "$n" $M "$@" > $W/out 2> $W/err < /dev/null
+    got=$? why=
+    [ $got -eq "$code" ] || why="exit code $got, expected $code"
+    for w in $words; do
+        grep -qF -- "$w" $W/out $W/err || why="$why; no \"$w\""
+    done
+    if [ "$code" -eq 2 ]; then
+        [ -s $W/out ] && why="$why; stdout is not empty"
+        said=$(grep -c '^trillion-mpi: ' $W/err)
+        aside=$(grep -cE '^trillion-mpi: (warning: |events of the ranks )| s spent, about ' $W/err)
+        [ $((said - aside)) = 1 ] || why="$why; not one sentence"
+    fi
+    [ -z "$why" ] && ok "$name" || bad "$name" "$why
+$(cat $W/out $W/err)"
+}
+
+# ---- The same file
+
+# golden NAME "RANKS:LAYOUT..." ARGUMENTS...: of one rank, and of each of these.
+golden() {
+    name=$1 list=$2
+    shift 2
+    $T golden "$@" -o $W/one.st --json > $W/one.json 2> $W/err || { bad "$name" "$(cat $W/err)"; return; }
+    for l in $list; do
+        rm -f $W/many.st
+        if ranks "${l%%:*}" golden "$@" -o $W/many.st --json --layout "${l#*:}" \
+                > $W/many.json 2> $W/err && cmp -s $W/one.st $W/many.st; then
+            ok "golden $name, $l"
+        else bad "golden $name, $l" "$(cat $W/err; cmp $W/one.st $W/many.st)"; fi
+        sed 's/many\.st/one.st/' $W/many.json | cmp -s - $W/one.json ||
+            bad "golden $name, $l, --json" "$(cat $W/many.json)"
+    done
+}
+
+K=tests/golden/kimi_k3
+F=tests/golden/families
+golden 'Kimi K3' '1:ep=1 2:ep=2 3:tp=3 4:pp=2,cp=2' $K/text-c --ids $K/text-c/expected.safetensors \
+    --tap '*' --chunk 61
+printf '%s\n' '1 2 300 4' '9' '7 5 300 3 2 1' > $W/see.txt
+media=$(sed -n 's/.*"media_placeholder_token_id": *\([0-9]*\).*/\1/p' $K/multimodal/config.json)
+sed -i.bak "s/300/$media/" $W/see.txt
+golden 'with pictures' '2:ep=2 4:pp=2,ep=2' $K/multimodal --ids $W/see.txt \
+    --image $K/multimodal/picture-0.png --image $K/multimodal/picture-1.png --hash-weights
+golden 'pictures alone' '2:tp=2' $K/multimodal --image $K/multimodal/picture-1.png
+golden 'DeepSeek-V3' '2:cp=2 3:ep=3' $F/deepseek_v3 --ids $F/deepseek_v3/expected.safetensors
+golden 'Llama 3' '2:pp=2 4:tp=2,ep=2' $F/llama3 --ids $F/llama3/expected.safetensors
+golden 'in binary64' '2:ep=2' $F/deepseek_v3 --ids $F/deepseek_v3/expected.safetensors \
+    --profile oracle
+
+# ---- The same ids
+
+printf '%s\n' '1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17' '42' '9 8 7 6 5' > $W/ids.txt
+for d in $K/text-c $F/deepseek_v3 $F/llama3; do
+    $T run $d --ids $W/ids.txt -n 6 --chunk 5 > $W/one.ids 2> $W/err
+    for l in 2:ep=2 3:cp=3 4:tp=2,pp=2; do
+        if ranks ${l%%:*} run $d --ids $W/ids.txt -n 6 --chunk 5 --layout ${l#*:} \
+                > $W/many.ids 2> $W/err && cmp -s $W/one.ids $W/many.ids; then ok "run $d, $l"
+        else bad "run $d, $l" "$(cat $W/err $W/many.ids)"; fi
+    done
+done
+
+# ---- Who holds which expert
+
+$T golden $F/deepseek_v3 --ids $W/ids.txt -o $W/load.st 2> /dev/null
+$T run $F/deepseek_v3 --ids $W/ids.txt -n 3 > $W/one.ids 2> /dev/null
+mapped() {                          # mapped NAME EXPERTS...
+    name=$1
+    shift
+    if ranks 2 run $F/deepseek_v3 --ids $W/ids.txt -n 3 --report --experts "$@" \
+            > $W/many.ids 2> $W/err && cmp -s $W/one.ids $W/many.ids; then ok "$name"
+    else bad "$name" "$(cat $W/err)"; fi
+}
+experts=$(sed -n 's/.*"n_routed_experts": *\([0-9]*\).*/\1/p' $F/deepseek_v3/config.json)
+odd=$(seq -s , 1 2 $((experts - 1))) even=$(seq -s , 0 2 $((experts - 1)))
+echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]]}}" > $W/map.json
+echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[${even#0,}]]}}" > $W/hole.json
+echo "{\"places\":3,\"layers\":{\"*\":[[$odd],[$even],[]]}}" > $W/three.json
+mapped 'experts by a map' $W/map.json
+mapped 'experts by load, two to spare' load:$W/load.st --spare 2
+grep -q '^ *1 .*1/1 ' $W/err && grep -q '^dispatch ' $W/err && ok '--report' || bad '--report' "$(cat $W/err)"
+
+R="run $F/deepseek_v3 --ids $W/ids.txt -n 3"
+gives 'a map that leaves an expert out' 2 2 "$W/hole.json expert 0" $R --experts $W/hole.json
+gives 'a map for more ranks' 2 2 "$W/three.json 3 ranks" $R --experts $W/three.json
+gives 'no map' 2 2 "$W/no.json" $R --experts $W/no.json
+gives 'a load that is none' 2 2 'topk_ids' $R --experts load:$F/deepseek_v3/model.safetensors
+gives 'spare of nothing' 2 2 '--spare load:' $R --spare 1
+
+# ---- Failures
+
+gives 'the overview' 2 0 'golden run bench selftest' --help
+gives 'selftest' 2 0 'passed' selftest
+gives 'a command for one rank' 3 2 'trillion audit' audit x
+gives 'an unknown option' 3 2 "'--fast'" run x --fast
+gives 'no deadline' 2 2 "--deadline '0'" $R --deadline 0
+gives 'a layout for other ranks' 3 2 'ep=2 3' $R --layout ep=2
+gives 'a layout that is none' 2 2 "'dp=2'" $R --layout dp=2
+$T tiny $W/short --family llama --set num_hidden_layers=2 2> /dev/null
+gives 'more stages than layers' 3 2 '2 layers 3 stages' run $W/short --ids $W/ids.txt -n 1 \
+    --layout pp=3
+gives 'no folder' 3 2 'nodir' run $W/nodir --ids $W/ids.txt -n 3
+gives 'no ids' 3 2 "$W/none" run $F/llama3 --ids $W/none -n 3
+echo '1 99999999' > $W/wrong.txt
+gives 'ids that are none' 3 2 '99999999' run $F/llama3 --ids $W/wrong.txt -n 3
+gives 'a place that cannot be written' 2 2 "$W/nodir/x.st" golden $F/llama3 --ids $W/ids.txt \
+    -o $W/nodir/x.st
+gives 'layers in part' 2 2 'one rank' golden $F/llama3 --ids $W/ids.txt -o $W/x.st --layers 0-0
+gives 'a folder of rings that cannot be' 2 2 "$W/map.json/x" $R --rings $W/map.json/x
+
+# ---- Rings
+
+rm -rf $W/tmp/*
+ranks 2 $R > /dev/null 2>&1
+[ -z "$(ls $W/tmp | grep '^trillion-......$')" ] && ok 'all well: no ring stays' ||
+    bad 'all well: no ring stays' "$(ls $W/tmp)"
+ranks 2 run $W/nodir --ids $W/ids.txt -n 1 > /dev/null 2>&1
+said=$($T postmortem $W/tmp/trillion-?????? 2>&1)
+[ $? -eq 1 ] && ok 'a failure: the rings tell' || bad 'a failure: the rings tell' "$said"
+ranks 2 $R --rings $W/rings > /dev/null 2>&1
+said=$($T postmortem $W/rings 2>&1) && ok '--rings: they stay' || bad '--rings: they stay' "$said"
+
+# ---- No process is left
+
+sleep 1
+left=
+for p in /proc/[0-9]*; do
+    [ "$(readlink $p/exe 2> /dev/null)" = "$PWD/$M" ] && left="$left ${p#/proc/}"
+done
+[ -z "$left" ] && ok 'no process is left' || bad 'no process is left' "$left"
+end

@@ -1258,6 +1258,7 @@ static void engine_write(app *a, const tr_golden *g, const char *path, const met
     must(a, tr_golden_write(a->ctx, g, path, meta->item, meta->n));
 }
 
+static void engine_sha256(app *a, tr_view v, char hex[65]) { (void)a; tr_view_sha256(v, hex); }
 static void engine_report(app *a, engine *e) { (void)a; (void)e; }
 static void engine_close(engine *e) { tr_model_close(e->m); }
 
@@ -2243,7 +2244,7 @@ static void golden_write(golden_job *j, double begun)
     const char *out = opt(a, "-o");
     tr_view logits = tr_golden_find(&j->out, "logits");
     if (tr_view_is_none(logits)) logits = tr_golden_find(&j->logits, "logits");
-    if (!tr_view_is_none(logits)) tr_view_sha256(logits, hash);
+    if (!tr_view_is_none(logits)) engine_sha256(a, logits, hash);
     meta = golden_meta(j, hash);
     engine_write(a, &j->out, out, &meta);
     say(a, "%s: %lld tensor%s, %s profile, %.1f s%s%s", out, (long long)j->out.n, plural(j->out.n),

@@ -448,7 +448,7 @@ static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int wa
         MPI_Test(&m->alarm_req[i], &sent, MPI_STATUS_IGNORE);
         if (!sent) continue;
         memset(a, 0, sizeof *a);
-        a->kind = kind;
+        a->kind = (int32_t)kind;
         a->status = (int32_t)s;
         a->waits_for = waits_for;
         a->layer = m->layer;
@@ -2942,7 +2942,7 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
         if (next < 0)
             return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_NOT_FINITE, "sequence %lld, token %lld: "
                                            "NaN among the logits", (long long)b,
-                                           (long long)(r->len[b] - 1)));
+                                           (long long)r->len[b]));
         id[b] = next;
     }
     return TR_OK;

@@ -683,7 +683,7 @@ static const tri_mpi_msg *tri_mpi_pending(const tr_mpi *m, tri_mpi_msg *const *x
 
 static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
 {
-    double begun = MPI_Wtime(), since = begun;
+    double begun = MPI_Wtime(), since = begun, looked = begun;
     int told = 0, idle = 0, waiting = 0;
     for (;;) {
         const tri_mpi_msg *p;
@@ -702,6 +702,8 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
             idle = 0;
         }
         if (m->heard[p->peer] > since) since = m->heard[p->peer];
+        if (now - looked > m->opts.deadline / 2) since = now;   /* it was stopped itself */
+        looked = now;
         if (!told && now - since > m->opts.deadline / 2) {
             tri_mpi_tell(m, TRI_MPI_WAITS, TR_OK, p->peer, p->step);
             told = 1;

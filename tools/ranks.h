@@ -46,6 +46,7 @@ typedef struct world {
     int      local;                 /* ranks of this machine */
     node    *node;                  /* [size] on rank 0 */
     int64_t  tokens;                /* of all forwards */
+    double   read, mapped;          /* bytes, before the command began */
 } world;
 
 static world *world_of(const app *a) { return (world *)a->world; }
@@ -399,6 +400,18 @@ static void world_warn(app *a)
             w->node[first].threads);
 }
 
+static double world_read(void)          /* bytes by read(2) */
+{
+    char rchar[64] = "0";
+    bench_proc("/proc/self/io", "rchar", rchar, sizeof rchar);
+    return strtod(rchar, NULL);
+}
+
+static double world_mapped(void)        /* bytes of files that are resident */
+{
+    return bench_proc_bytes("/proc/self/status", "RssFile");
+}
+
 static void program_ready(app *a)
 {
     world *w = world_of(a);
@@ -423,6 +436,8 @@ static void program_ready(app *a)
     w->node = (node *)need(a, w->size, sizeof *w->node);
     world_gather(a, "hosts", &mine, w->node, sizeof mine);
     if (program_leads(a)) world_warn(a);
+    w->read = world_read();
+    w->mapped = world_mapped();
 }
 
 static int program_end(app *a, int code)
@@ -758,7 +773,7 @@ static void engine_sha256(app *a, tr_view v, char hex[65])
 typedef struct account {            /* of one rank */
     int64_t layers[2], part, parts; /* begin, end; rows: which part of how many */
     int64_t experts;                /* that it holds, of all its layers */
-    double  weights, read, mapped, peak;        /* bytes; mapped: of files, resident */
+    double  weights, read, mapped, peak;        /* bytes; see report_print */
     tr_mpi_count count[TR_MPI_KIND_COUNT];
 } account;
 
@@ -774,7 +789,6 @@ static int64_t experts_held(const tr_model *m)
 static account account_of(app *a, const engine *e)
 {
     account c;
-    char rchar[64] = "0";
     memset(&c, 0, sizeof c);
     for (int k = 0; k < TR_MPI_KIND_COUNT; k++)
         c.count[k] = tr_mpi_counted(world_of(a)->m, (tr_mpi_kind)k);
@@ -784,9 +798,8 @@ static account account_of(app *a, const engine *e)
     c.parts = e->m->parts ? e->m->parts : 1;
     c.experts = experts_held(e->m);
     c.weights = (double)e->m->bytes;
-    bench_proc("/proc/self/io", "rchar", rchar, sizeof rchar);
-    c.read = strtod(rchar, NULL);
-    c.mapped = bench_proc_bytes("/proc/self/status", "RssFile");
+    c.read = world_read() - world_of(a)->read;
+    c.mapped = world_mapped() - world_of(a)->mapped;
     c.peak = bench_proc_bytes("/proc/self/status", "VmHWM");
     return c;
 }
@@ -827,8 +840,9 @@ static void report_print(app *a, const account *all)
                 commas((int64_t)messages).s, size_of(bytes).s, size_of(bytes / tokens).s, waited,
                 who);
     }
-    fprintf(stderr, "%lld tokens, layout %s; read: by read(2); mapped: of files, resident\n",
-            (long long)w->tokens, tr_mpi_layout_str(w->layout, layout));
+    fprintf(stderr, "%lld tokens, layout %s; read by read(2), and mapped pages that are in "
+            "memory, since the command began\n", (long long)w->tokens,
+            tr_mpi_layout_str(w->layout, layout));
 }
 
 static void report_json(app *a, const account *all)

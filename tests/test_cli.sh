@@ -223,16 +223,38 @@ $T golden $mm --ids $mm/expected.safetensors --layers 4-8 --input $W/mm.st -o $W
     2> $W/err
 grep -q 'logits 2a247eac' $W/err && ok 'layers in part, behind images' ||
     bad 'layers in part, behind images' "$(cat $W/err)"
-gives 'a placeholder too few' 2 'kimi_k3 1 placeholder 277 2 images' $T run $mm -n 1 \
-    --ids $W/one-image.txt --pixels $mm/expected.safetensors
+gives 'a placeholder too few' 2 'one-image.txt: kimi_k3 1 placeholder 277 2 images' \
+    $T run $mm -n 1 --ids $W/one-image.txt --pixels $mm/expected.safetensors
 gives 'images without ids need golden' 2 '--ids' $T run $mm -n 1 --pixels $mm/expected.safetensors
 gives 'no ids and no images' 2 '--pixels' $T golden $mm -o $W/none.st
 gives 'images twice' 2 'which' $T run $mm -n 1 --ids $mm/expected.safetensors \
     --pixels $see/expected.safetensors
 gives 'a safetensors without images' 2 'pixel_values' $T run $mm -n 1 --ids $W/two-images.txt \
     --pixels $W/llama/model.safetensors
-gives 'an image for a text model' 2 'llama no vision tower' $T run $W/llama -n 1 \
-    --ids $W/one.txt --pixels $see/expected.safetensors
+gives 'an image for a text model' 2 'expected.safetensors: llama no vision tower' \
+    $T run $W/llama -n 1 --ids $W/one.txt --pixels $see/expected.safetensors
+# pixels_file "GRID" [FIRST]: build/cli/pixels.st, four patches of zeros after the bytes of FIRST; a
+# grid is three digits an image.
+pixels_file() {
+    at=0
+    for n in $1; do at=$((at + 8)); done
+    head="{\"grid_thws\":{\"dtype\":\"I64\",\"shape\":[$((at / 24)),3],\"data_offsets\":[0,$at]},"
+    head="$head\"pixel_values\":{\"dtype\":\"F32\",\"shape\":[4,3,14,14],"
+    head="$head\"data_offsets\":[$at,$((at + 9408))]}}"
+    { printf "\\$(printf %o ${#head})\0\0\0\0\0\0\0%s" "$head"
+      for n in $1; do printf "\\$n\0\0\0\0\0\0\0"; done
+      printf "${2-\0\0\0\0}"
+      head -c 9404 /dev/zero; } > $W/pixels.st
+}
+pixels_file ''
+gives 'pixels without a grid' 2 "$W/pixels.st: grid_thws 0, 3 no image" $T golden $mm \
+    --pixels $W/pixels.st -o $W/none.st
+pixels_file '1 2 4'
+gives 'a grid that does not fit' 2 "$W/pixels.st: grid 1 x 2 x 4 4 patches" $T golden $mm \
+    --pixels $W/pixels.st -o $W/none.st
+pixels_file '1 2 2' '\0\0\300\177'
+gives 'a pixel that is no number' 2 "$W/pixels.st: pixel_values: image 0, row element nan" \
+    $T golden $mm --pixels $W/pixels.st -o $W/none.st
 gives 'a placeholder and no image' 2 '277 2 placeholders 0, token 2 --image --pixels --as-text' \
     $T run $mm -n 1 --ids $W/two-images.txt
 gives 'or one, of another prompt' 2 '1 placeholder, 1, token 3' \

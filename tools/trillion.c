@@ -167,6 +167,13 @@ static void must(app *a, tr_status s)
     if (s != TR_OK) die(a, "%s", tr_err_last(a->ctx));
 }
 
+/* The same, if what is wrong is in a file that the library was not told of; NULL: in none. */
+static void must_in(app *a, const char *path, tr_status s)
+{
+    if (s != TR_OK && path) die(a, "%s: %s", path, tr_err_last(a->ctx));
+    must(a, s);
+}
+
 /* [n] zeroed elements; n may be 0. */
 static void *need(app *a, int64_t n, size_t elem)
 {
@@ -668,6 +675,7 @@ typedef struct prompts {
     int32_t *id;                    /* [B, T], 0 past a sequence's end */
     char    *sha256;                /* of the padded ids as they came */
     tr_images images;               /* n 0: none */
+    const char *images_in;          /* the file that has them; NULL: made of --image */
     char    *files, *pillow;        /* of --image: their hashes, whose passes; NULL */
 } prompts;
 
@@ -789,7 +797,7 @@ static void ids_lengths(app *a, prompts *p, const char *path, const tr_st_entry 
 }
 
 /* The images of a safetensors, which stays open: the views point into it. */
-static tr_images images_read(app *a, const char *path)
+static void images_read(app *a, prompts *p, const char *path)
 {
     tr_st *f = (tr_st *)need(a, 1, sizeof *f);
     const tr_st_entry *pixels, *grids;
@@ -804,10 +812,13 @@ static tr_images images_read(app *a, const char *path)
     if (grids->view.dtype != TR_I64 || grids->view.rank != 2 || grids->view.shape[1] != 3)
         die(a, "%s: grid_thws is %s, expected I64 [images, 3]", path,
             tr_view_str(grids->view, s));
+    if (grids->view.shape[0] == 0)
+        die(a, "%s: grid_thws is %s: there is no image in it", path, tr_view_str(grids->view, s));
     im.pixels = pixels->view;
     im.grid = (const int64_t *)grids->view.data;
     im.n = grids->view.shape[0];
-    return im;
+    p->images = im;
+    p->images_in = path;
 }
 
 static void ids_safetensors(app *a, prompts *p, const char *path)
@@ -834,7 +845,7 @@ static void ids_safetensors(app *a, prompts *p, const char *path)
             flat[used++] = (int32_t)v;
         }
     ids_pad(a, p, flat);
-    if (tr_st_find(&f, "pixel_values")) p->images = images_read(a, path);
+    if (tr_st_find(&f, "pixel_values")) images_read(a, p, path);
     tr_st_close(a->ctx, &f);
 }
 
@@ -924,7 +935,7 @@ static prompts prompts_read(app *a)
     if (n && (pixels || p.images.n))
         die(a, "%s: images are given by --image and in %s; which?", a->cmd->name,
             pixels ? pixels : path);
-    if (pixels) p.images = images_read(a, pixels);
+    if (pixels) images_read(a, &p, pixels);
     if (n) images_process(a, &p, file, n);
     return p;
 }
@@ -967,9 +978,9 @@ static void prompts_expand(app *a, prompts *p, const tr_config *c, tr_run_opts *
     int32_t *flat;
     if (!p->images.n) { prompts_blind(a, p, c); return; }
     if (opt(a, "--as-text")) die(a, "%s: --as-text is for prompts without images", a->cmd->name);
-    must(a, tr_run_opts_images(a->ctx, o, c, &p->images));
+    must_in(a, p->images_in, tr_run_opts_images(a->ctx, o, c, &p->images));
     if (!p->T) return;
-    must(a, tr_expand_images(a->ctx, len, NULL, c, &p->images, &b));
+    must_in(a, opt(a, "--ids"), tr_expand_images(a->ctx, len, NULL, c, &p->images, &b));
     for (int64_t s = 0; s < p->B; s++) n += len[s];
     flat = (int32_t *)need(a, n, sizeof *flat);
     must(a, tr_expand_images(a->ctx, len, flat, c, &p->images, &b));
@@ -1230,7 +1241,8 @@ static void engine_run(app *a, engine *e, const tr_run_opts *o)
 static void engine_see(app *a, engine *e, const prompts *p)
 {
     tr_batch b = prompts_flat(a, p);
-    if (p->images.n) must(a, tr_vit_forward(e->r, &p->images, p->T ? &b : NULL));
+    if (p->images.n)
+        must_in(a, p->images_in, tr_vit_forward(e->r, &p->images, p->T ? &b : NULL));
 }
 
 static void engine_forward(app *a, engine *e, const tr_batch *b, const tr_hidden *in)

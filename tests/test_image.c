@@ -495,6 +495,8 @@ static void configs(void)
         { "{\"media_proc_cfg\": {" SIZES "\"image_mean\": 0.5}}", TR_ERR_FORMAT, "image_mean" },
         { "{\"media_proc_cfg\": {" SIZES "\"image_std\": [0.5, 0, 0.5]}}", TR_ERR_FORMAT,
           "image_std positive" },
+        { "{\"media_proc_cfg\": {" SIZES "\"image_std\": [0.5, 1e-9, 0.5]}}", TR_ERR_FORMAT,
+          "image_std 1e-6" },
         { "{\"media_proc_cfg\": {" SIZES "\"fixed_output_tokens\": 64}}", TR_ERR_FORMAT,
           "fixed_output_tokens 64 null" },
         { QWEN(""), TR_ERR_MISSING, "size.shortest_edge min_pixels" },
@@ -600,6 +602,13 @@ static void put_idat(maker *k, const uint8_t *rows, size_t n)
     put_chunk(k, "IDAT", d.b, d.n);
 }
 
+/* The last chunk's CRC, after its data [n] was changed. */
+static void sum_again(maker *k, size_t n)
+{
+    k->n -= 4;
+    put32(k, img_crc(k->b + k->n - n - 4, n + 4));
+}
+
 static void begin(maker *k) { k->n = 0; put(k, "\x89PNG\r\n\x1a\n", 8); }
 
 static void refused(const maker *k, tr_status s, const char *words)
@@ -668,6 +677,12 @@ static void png_refused(void)
     put_chunk(&k, "tRNS", rows, 1);
     refused(&k, TR_ERR_FORMAT, "tRNS PLTE");
     begin(&k);
+    put_ihdr(&k, 6, 1, 8, 0, 0);
+    put_idat(&k, rows, 7);
+    put_chunk(&k, "tRNS", rows, 2);                 /* Pillow would let it count */
+    put_chunk(&k, "IEND", NULL, 0);
+    refused(&k, TR_ERR_FORMAT, "tRNS after IDAT");
+    begin(&k);
     put_ihdr(&k, 2, 1, 8, 3, 0);
     put_chunk(&k, "PLTE", rows, 3);
     put_idat(&k, rows, 3);
@@ -706,6 +721,35 @@ static void png_cut(void)
     img_free(ctx, &m);
     img_free(ctx, &n);
     CHECK(tr_ctx_bytes(ctx) == 0);
+}
+
+/* The sum behind the pixels is theirs, whatever the chunk's says; more may stand behind it. */
+static void png_adler(void)
+{
+    static const uint8_t rows[7] = { 0, 1, 2, 3, 4, 5, 6 };
+    enum { DATA = 7 + 7 + 4 };                      /* header, rows, sum */
+    static maker k;
+    img m;
+    for (int at = 8; at <= DATA; at++) {            /* a pixel, or a byte of the sum */
+        begin(&k);
+        put_ihdr(&k, 2, 1, 8, 2, 0);
+        put_idat(&k, rows, 7);
+        if (at < DATA) k.b[k.n - 4 - (size_t)(DATA - at)] ^= 1;
+        sum_again(&k, DATA);
+        put_chunk(&k, "IEND", NULL, 0);
+        if (at < DATA) refused(&k, TR_ERR_FORMAT, "made.png damaged Adler-32");
+    }
+    CHECK_OK(ctx, img_decode(ctx, &m, "made.png", k.b, k.n, IMG_MAX_PIXELS));
+    img_free(ctx, &m);
+    k.n -= 12 + 4;                                  /* IEND, and the sum of IDAT */
+    put(&k, "tail", 4);
+    k.b[8 + 25 + 3] += 4;
+    put32(&k, 0);
+    sum_again(&k, DATA + 4);
+    put_chunk(&k, "IEND", NULL, 0);
+    CHECK_OK(ctx, img_decode(ctx, &m, "made.png", k.b, k.n, IMG_MAX_PIXELS));
+    CHECK(m.px && !memcmp(m.px, rows + 1, 6));
+    img_free(ctx, &m);
 }
 
 static size_t file_read(const char *name, uint8_t *b, size_t room)
@@ -808,6 +852,39 @@ static void jpeg_scans(void)
         img_free(ctx, &m);
     }
     tr_st_close(ctx, &f);
+}
+
+/* A file that ends in good order, but before its last scan, or without any of a component: the
+ * library would fill the gap by itself. */
+static void jpeg_scan_missing(void)
+{
+    static uint8_t c[1 << 16];
+    size_t n, at, scans = 0;
+    tr_st f;
+    img m;
+    if (tr_st_open(ctx, &f, "tests/golden/images/jpeg.safetensors", 0) != TR_OK) stop("the JPEGs");
+    const tr_st_entry *e = f.entry;
+    while (strncmp(e->name, "grey_progressive_", 17)) e++;
+    memcpy(c, e->view.data, e->bytes);
+    for (n = marker_at(c, e->bytes, 0xda) + 1; n + 1 < e->bytes; n++) {
+        if (c[n] != 0xff || c[n + 1] != 0xda) continue;
+        c[n + 1] = 0xd9;
+        CHECK_FAILS(ctx, TR_ERR_FORMAT, "x.jpg: JPEG component 0 scan missing",
+                    img_decode(ctx, &m, "x.jpg", c, n + 2, IMG_MAX_PIXELS));
+        c[n + 1] = 0xda;
+        scans++;
+    }
+    CHECK(scans >= 4);
+    tr_st_close(ctx, &f);
+    n = file_read("files/jpeg_grey.jpg", c, sizeof c);
+    at = marker_at(c, n, 0xc0);                     /* one component becomes three */
+    memmove(c + at + 13 + 6, c + at + 13, n - at - 13);
+    memcpy(c + at + 13, "\x02\x11\x00\x03\x11\x00", 6);
+    c[at + 3] = 17;
+    c[at + 9] = 3;
+    CHECK_FAILS(ctx, TR_ERR_FORMAT, "x.jpg: JPEG component 1 scan missing",
+                img_decode(ctx, &m, "x.jpg", c, n + 6, IMG_MAX_PIXELS));
+    CHECK(tr_ctx_bytes(ctx) == 0);
 }
 
 /* What the model will not see as a viewer shows it is said; what is upright and dark is not. */
@@ -937,9 +1014,11 @@ int main(int argc, char **argv)
     TEST(bombs);
     TEST(png_refused);
     TEST(png_cut);
+    TEST(png_adler);
     TEST(jpeg_cut);
     TEST(jpeg_damaged);
     TEST(jpeg_scans);
+    TEST(jpeg_scan_missing);
     TEST(others_refused);
     TEST(memory_fails);
     tr_ctx_free(ctx);

@@ -385,7 +385,9 @@ static inline tr_status img_png_chunks(tr_ctx *ctx, img_png *g, const uint8_t *f
         } else if (img_chunk_is(&c, "PLTE")) {
             if (!idats) IMG_TRY(img_png_palette(ctx, g, c.data, c.len));
         } else if (img_chunk_is(&c, "tRNS")) {
-            if (!idats) IMG_TRY(img_png_trns(ctx, g, c.data, c.len));
+            if (idats)
+                return tr_fail(ctx, TR_ERR_FORMAT, "%s: tRNS stands after IDAT", g->name);
+            IMG_TRY(img_png_trns(ctx, g, c.data, c.len));
         } else if (img_chunk_is(&c, "IDAT")) {
             if (idat_over)
                 return tr_fail(ctx, TR_ERR_FORMAT, "%s: another chunk stands between two IDATs",
@@ -549,6 +551,22 @@ static inline void img_png_info(const img_png *g, img *m)
         m->key = g->depth > 1 ? g->trns[1] : img_u16(g->trns) ? 255 : 0;
 }
 
+/* The zlib stream ends with the Adler-32 of what was deflated. stb_image does not look at it, nor
+ * say where it stands; something may follow it, so it is looked for from the end. */
+static inline int img_png_sum_is_there(const img_png *g, const uint8_t *raw, size_t n)
+{
+    uint32_t a = 1, b = 0;
+    for (size_t i = 0; i < n; ) {
+        size_t end = n - i < 5552 ? n : i + 5552;   /* so many fit 32 bits before the remainder */
+        for (; i < end; i++) b += a += raw[i];
+        a %= 65521;
+        b %= 65521;
+    }
+    for (size_t at = g->n_idat; at >= 6; at--)      /* behind two bytes of header */
+        if (img_u32(g->idat + at - 4) == (b << 16 | a)) return 1;
+    return 0;
+}
+
 static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
 {
     size_t bytes = 0;
@@ -572,6 +590,8 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
     else if ((size_t)got < bytes)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels end after %d of %llu bytes", g->name, got,
                     (unsigned long long)bytes);
+    else if (!img_png_sum_is_there(g, (const uint8_t *)raw, bytes))
+        s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels are damaged (Adler-32)", g->name);
     else
         s = img_png_rows(ctx, g, (uint8_t *)raw, m);
     tr_free(ctx, raw);
@@ -676,6 +696,21 @@ static void img_jpeg_read_header(img_jpeg *j)
     (void)jpeg_read_header(&j->z, TRUE);
 }
 
+/* All scans were read. Where one is missing the library fills the gap, each version of it in its
+ * own way, or leaves grey, and says nothing. coef_bits: the bits that a coefficient still lacks, in
+ * zigzag, -1 for all; the first ten are what decides. A component of no scan has no table. */
+static void img_jpeg_check_scans(img_jpeg *j)
+{
+    const struct jpeg_decompress_struct *z = &j->z;
+    for (int c = 0; c < z->num_components; c++) {
+        int lacking = z->comp_info[c].quant_table == NULL;
+        for (int k = 0; z->coef_bits && k < 10; k++) lacking |= z->coef_bits[c][k] != 0;
+        if (!lacking) continue;
+        snprintf(j->said, sizeof j->said, "component %d is not complete: a scan is missing", c);
+        longjmp(j->escape, 1);
+    }
+}
+
 static void img_jpeg_read_pixels(img_jpeg *j)
 {
     struct jpeg_decompress_struct *z = &j->z;
@@ -683,6 +718,7 @@ static void img_jpeg_read_pixels(img_jpeg *j)
     z->out_color_space = j->m->mode == IMG_L ? JCS_GRAYSCALE
                        : j->m->mode == IMG_RGB ? JCS_RGB : JCS_CMYK;
     (void)jpeg_start_decompress(z);
+    if (jpeg_has_multiple_scans(z)) img_jpeg_check_scans(j);
     while (z->output_scanline < z->output_height) {
         JSAMPROW to = j->m->px + z->output_scanline * row;
         (void)jpeg_read_scanlines(z, &to, 1);
@@ -1435,7 +1471,8 @@ static inline tr_status img_read_real3(const img_reader *rd, const img_key *k,
     }
     if (i != 3 || e)
         return img_bad_value(rd, v, k->path, k->type == IMG_POS3
-                             ? "a list of three positive numbers" : "a list of three numbers");
+                             ? "a list of three positive numbers, 1e-6 to 1e6"
+                             : "a list of three numbers, -1e6 to 1e6");
     memcpy(img_field(rd, k), d, sizeof d);
     return TR_OK;
 }

@@ -591,7 +591,8 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels end after %d of %llu bytes", g->name, got,
                     (unsigned long long)bytes);
     else if (!img_png_sum_is_there(g, (const uint8_t *)raw, bytes))
-        s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels are damaged (Adler-32)", g->name);
+        s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels are damaged: IDAT does not "
+                    "have their Adler-32", g->name);
     else
         s = img_png_rows(ctx, g, (uint8_t *)raw, m);
     tr_free(ctx, raw);
@@ -1427,10 +1428,11 @@ static inline int img_word_of(const char *list, const char *word)
 static inline tr_status img_bad_value(const img_reader *rd, const tr_json_node *v,
                                       const char *path, const char *want)
 {
-    return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: key \"%s\" is %.60s and must be %s",
-                   rd->json->name, v->line, path,
+    const char *quote = v->type == TR_JSON_STR ? "\"" : "";
+    return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: key \"%s\" is %s%.60s%s and must be %s",
+                   rd->json->name, v->line, path, quote,
                    v->type == TR_JSON_ARRAY || v->type == TR_JSON_OBJECT
-                       ? tr_json_type_str(v->type) : tr_json_str(rd->json, v), want);
+                       ? tr_json_type_str(v->type) : tr_json_str(rd->json, v), quote, want);
 }
 
 static inline void *img_field(const img_reader *rd, const img_key *k)
@@ -1443,6 +1445,9 @@ static inline tr_status img_read_word(const img_reader *rd, const img_key *k, co
 {
     const char *s = tr_json_str(rd->json, v);
     int64_t word = v->type == TR_JSON_ARRAY ? -1 : img_word_of(k->value, s);
+    int bare = !strcmp(s, "true") || !strcmp(s, "false") || !strcmp(s, "null") ||
+               strspn(s, "0123456789") > 0;
+    if (bare == (v->type == TR_JSON_STR)) word = -1;    /* to the vendor "false" is true */
     if (k->type == IMG_WORD && !strcmp(s, "none")) word = -1;           /* absence says it */
     for (int64_t a = 0; a < rd->n_accept && k->type == IMG_ANY && word < 0; a++)
         if (!strcmp(rd->accept[a], k->path)) word = 0;
@@ -1481,7 +1486,7 @@ static inline tr_status img_read_real(const img_reader *rd, const img_key *k, co
 {
     double d = 0;
     if (v->type != TR_JSON_NUM || tr_json_num(rd->json, v, &d) != TR_OK || !(d > 0 && d < 1e6))
-        return img_bad_value(rd, v, k->path, "a positive number");
+        return img_bad_value(rd, v, k->path, "a positive number, less than 1e6");
     memcpy(img_field(rd, k), &d, sizeof d);
     return TR_OK;
 }

@@ -3446,10 +3446,10 @@ static const option image_options[] = {
 };
 
 static const char image_note[] =
-    "FILE is a PNG or JPEG. Pixels of a PNG, and all that follows, are Pillow's and the vendor's\n"
-    "to the last bit; JPEG decoders differ by a level or two. EXIF orientation is not applied, as\n"
-    "by Kimi's processor. Pillow 13 does the rows first for tall pictures that shrink; 12 never\n"
-    "does.\n"
+    "FILE is a PNG or JPEG. Its pixels, and all that follows, are Pillow's and the vendor's to the\n"
+    "last bit; those of a JPEG because libjpeg-turbo decodes it here too. EXIF orientation is not\n"
+    "applied, as by Kimi's processor. Pillow 13 does the rows first for tall pictures that shrink;\n"
+    "12 never does.\n"
     "\nOUT has pixel_values F32, the grid I64 [1,3] under the vendor's name, resized U8 [nh,nw,3]\n"
     "before padding. Metadata: the sizes, pillow, decoder, the processor's keys as processor.KEY,\n"
     "and SHA-256 of the file, the processor's file, resized and pixel_values.\n\n"

@@ -20,6 +20,7 @@ ifndef V
 endif
 
 TESTS    := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/test_*.c tests/e2e*.c))
+RANKS    := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/mpi_*.c))
 EXAMPLES := $(patsubst %.c,build/%,$(wildcard examples/*.c))
 LONG     := $(patsubst tests/%.c,build/tests/%,$(wildcard tests/long_*.c))
 SCRIPTS  := $(wildcard tests/test_*.sh)
@@ -34,7 +35,7 @@ MAKEFLAGS += -j2
 endif
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check check-long check-bits check-isa check-hostile check-mutants \
-        check-real bits-golden bench bench-image fuzz examples docs clean
+        check-mpi check-faults check-real bits-golden bench bench-image fuzz examples docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  %-14s %s\n", $$1, $$2}' Makefile
@@ -45,7 +46,7 @@ setup: ## install a compiler, stb_image, libjpeg, MPI if missing (apt), or say w
 demo: build/trillion ## from a picture to answer ids on a small Kimi K3, against the vendor's numbers
 	@sh tools/demo.sh
 
-check: build/trillion build/trillion-mpi $(TESTS) ## run every test, no network, minutes (CASES=DIR: more cases)
+check: build/trillion build/trillion-mpi $(TESTS) $(RANKS) ## run every test, no network, minutes (CASES=DIR: more cases)
 	@CC='$(CC)' CASES='$(CASES)' sh tests/check.sh $(TESTS) $(SCRIPTS)
 
 # Tests are compiled often and run once: -O1 takes half of the time.
@@ -71,6 +72,12 @@ bits-golden: build/tests/bits ## rewrite tests/golden/bits.txt, together with a 
 
 check-mutants: $(FIRST) ## does some test fail for each of the listed mistakes?
 	@CC='$(CC)' sh tests/mutants.sh
+
+check-mpi: build/trillion-mpi $(RANKS) ## the same bits from 1 to 8 ranks in every layout (minutes)
+	@sh tests/mpi.sh
+
+check-faults: build/trillion build/trillion-mpi $(RANKS) ## kill, stop, slow down a rank: who is named, and when
+	@sh tests/mpi_faults.sh
 
 check-real: build/trillion ## real weights against transformers (downloads packages)
 	@bash tests/real/check_real.sh
@@ -110,7 +117,8 @@ build/trillion-mpi: tools/trillion_mpi.c tools/trillion.c $(wildcard tools/*.h) 
 	@mkdir -p $(@D)
 	$(MPI_BUILD) -o $@ $< $(LDFLAGS) -pthread $(JPEG) -lm $(DL) $(MPI_END)
 
-build/tests/mpi_%: tests/mpi_%.c trillion_mpi.h trillion.h | $(FIRST)
+$(RANKS): LEVEL = -O2
+build/tests/mpi_%: tests/mpi_%.c trillion_mpi.h trillion.h tests/test.h | $(FIRST)
 	@mkdir -p $(@D)
 	$(MPI_BUILD) -o $@ $< $(LDFLAGS) -lm $(MPI_END)
 
@@ -126,6 +134,10 @@ build/tests/test_ring: LDFLAGS += -pthread
 build/tests/%: tests/%.c $(wildcard tests/*.h) trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"
 	$(BUILD) -o $@ $< $(LDFLAGS) $(LIBS) -lm
+
+build/examples/2%: examples/2%.c trillion_mpi.h trillion.h | $(FIRST)
+	@mkdir -p $(@D)
+	$(MPI_BUILD) -o $@ $< $(LDFLAGS) -lm $(MPI_END)
 
 build/examples/%: examples/%.c trillion.h | $(FIRST)
 	@mkdir -p $(@D) && echo "  CC $@"

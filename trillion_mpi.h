@@ -1,7 +1,7 @@
 /*
  * trillion_mpi.h - the model of trillion.h over MPI ranks: same bits, and never a silent hang.
  *
- * In one source file, after trillion.h's implementation:
+ * In one source file:
  *
  *     #define TRILLION_IMPLEMENTATION
  *     #define TRILLION_MPI_IMPLEMENTATION
@@ -24,6 +24,14 @@
  *          | t=1             |-->| t=1             |    tp   rows of matrices, heads
  *          +-----------------+   +-----------------+
  *           experts of a stage: dealt to all of its ranks, whatever their e, c and t
+ *
+ * CHAPTERS   (greppable by their tags; 6 to 9 have no functions of their own to call)
+ *
+ *      1 {mpi}     waiting, failing, agreeing          6 {rows}    values that ranks have in part
+ *      2 {grid}    pp, tp, ep, cp on ranks             7 {cp}      a prompt's tokens over ranks
+ *      3 {xfer}    bytes from rank to rank             8 {ep}      tokens to experts and back
+ *      4 {map}     who holds which expert              9 {mops}    the table around the local one
+ *      5 {load}    each rank opens its part           10 {mrun}    prompts, stages, taps
  *
  * WHY NO LAYOUT CAN CHANGE A BIT
  *
@@ -53,7 +61,7 @@
  *     MPI_Init, MPI_Comm_dup in tr_mpi_new and MPI_Finalize are MPI's own waits: a program that
  *     must end there too needs a thread that watches (as the tool has).
  *
- * LICENSE   MIT, as trillion.h.
+ * LICENSE   MIT, at the end of the file.
  */
 
 /* ==== Part one: declarations ================================================================= */
@@ -198,7 +206,7 @@ TR_API tr_status tr_mpi_gather(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, co
                                tr_view x, int dim, int64_t units);
 
 /* ============================================================================
- * 4. Experts {ep}
+ * 4. Maps of experts {map}
  *
  * Who holds which expert. Every rank of a stage is a place; a token goes to one place for each of
  * its experts, and comes back.
@@ -234,7 +242,7 @@ TR_API void      tr_mpi_map_free   (tr_ctx *ctx, tr_mpi_map *map);
 
 typedef struct tr_mpi_model tr_mpi_model;
 
-/* (all) opts may be NULL; its first, layers, part, parts and held are not looked at. map NULL: even.
+/* (all) opts may be NULL; its first, layers, part, parts, held are not looked at. map NULL: even.
  * Ranks agree that they see the same config, the same headers and the same sample of the weights;
  * any rank's failure is every rank's. On failure *out is NULL. */
 TR_API tr_status tr_mpi_model_open (tr_mpi *m, tr_mpi_model **out, const char *dir,
@@ -245,7 +253,7 @@ TR_API tr_model *tr_mpi_model_part (const tr_mpi_model *mm);        /* (here) th
 TR_API tr_range  tr_mpi_stage_layers(const tr_mpi_model *mm, int stage);
 
 /* ============================================================================
- * 6. Running {mrun}
+ * 10. Running {mrun}
  *
  * Every rank sees all prompts and computes its part of them.
  * ========================================================================= */
@@ -263,8 +271,9 @@ TR_API void      tr_mpi_run_free(tr_mpi_run *r);                    /* (here) NU
 TR_API tr_status tr_mpi_see    (tr_mpi_run *r, const tr_images *im, const tr_batch *b);
 /* (all) As tr_forward, b the same on all ranks. */
 TR_API tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b);
-/* (all) The largest logit of each sequence that had tokens in the last forward, id [B], of others as
- * it was; ties to the lower index. TR_ERR_NOT_FINITE names the sequence. Needs TR_LOGITS_LAST. */
+/* (all) id [B]: the largest logit of each sequence that had tokens in the last forward, of others
+ * what it was; ties to the lower index. TR_ERR_NOT_FINITE names the sequence and the token that it
+ * would have chosen. Needs TR_LOGITS_LAST. */
 TR_API tr_status tr_mpi_next   (tr_mpi_run *r, int32_t *id);
 /* (all) State of all sequences to the tap, as tr_tap_state. */
 TR_API tr_status tr_mpi_tap_state(tr_mpi_run *r);
@@ -354,6 +363,15 @@ typedef struct tri_mpi_held {
 
 enum { TRI_MPI_HELD = 32 };
 
+/* Scratch by what it holds; A, B, C serve one function at a time, whatever it needs. */
+typedef enum tri_mpi_buf_id {
+    TRI_MPI_BUF_ROOT, TRI_MPI_BUF_WAITED, TRI_MPI_BUF_SHARES, TRI_MPI_BUF_PACKED,
+    TRI_MPI_BUF_A, TRI_MPI_BUF_B, TRI_MPI_BUF_C, TRI_MPI_BUF_LISTS,
+    TRI_MPI_BUF_GATES, TRI_MPI_BUF_UPS, TRI_MPI_BUF_OUT_PAIRS, TRI_MPI_BUF_IN_PAIRS,
+    TRI_MPI_BUF_SLOTS, TRI_MPI_BUF_OUT_ROWS, TRI_MPI_BUF_IN_ROWS, TRI_MPI_BUF_ANSWERS,
+    TRI_MPI_BUF_COUNT
+} tri_mpi_buf_id;
+
 typedef struct tri_mpi_buf { void *p; size_t cap; } tri_mpi_buf;
 
 struct tr_mpi {
@@ -370,7 +388,7 @@ struct tr_mpi {
     tri_mpi_alarm *alarms;  MPI_Request *alarm_req; /* [2 size] on their way out */
     tri_mpi_msg **msg;  int msgs, msg_cap;  /* pool; [0, msgs) in use */
     tri_mpi_held held[TRI_MPI_HELD];  int n_held;
-    tri_mpi_buf buf[16];                    /* grown as needed, used again */
+    tri_mpi_buf buf[TRI_MPI_BUF_COUNT];     /* grown as needed, used again */
 };
 
 #define TRI_MPI_NAME(name, text) text,
@@ -401,10 +419,10 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
     m->opts.event(m->opts.event_user, &e);
 }
 
-/* At least n bytes of scratch i; what it held is lost. */
-static tr_status tri_mpi_scratch(tr_mpi *m, int i, size_t n, void **out)
+/* At least n bytes of scratch; what it held is lost. */
+static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **out)
 {
-    tri_mpi_buf *b = &m->buf[i];
+    tri_mpi_buf *b = &m->buf[id];
     if (n > b->cap) {
         size_t cap = n + n / 4;
         tr_free(m->ctx, b->p);
@@ -689,7 +707,7 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
         const tri_mpi_msg *p;
         int moved = 0, left = 0;
         double now;
-        for (int i = 0; i < m->msgs; i++)           /* others move on too: somebody waits for them */
+        for (int i = 0; i < m->msgs; i++)       /* others move on too: somebody waits for them */
             if (!m->msg[i]->finished) TRI_MPI_TRY(tri_mpi_push(m, m->msg[i], &moved));
         for (int i = 0; i < n; i++) left += !x[i]->finished;
         if (!left) break;
@@ -823,7 +841,7 @@ void tr_mpi_free(tr_mpi *m)
     if (failed) return;                 /* MPI may still write to what messages point to */
     for (int i = 0; i < m->msg_cap; i++) tr_free(ctx, m->msg[i]);
     tr_free(ctx, m->msg);
-    for (size_t i = 0; i < sizeof m->buf / sizeof *m->buf; i++) tr_free(ctx, m->buf[i].p);
+    for (int i = 0; i < TRI_MPI_BUF_COUNT; i++) tr_free(ctx, m->buf[i].p);
     tr_free(ctx, m->sent);
     tr_free(ctx, m->got);
     tr_free(ctx, m->waits);
@@ -847,7 +865,8 @@ tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
              s == TR_OK ? "" : tr_err_last(m->ctx));
     verdict = mine;
     if (m->rank == 0) {
-        TRI_MPI_TRY(tri_mpi_scratch(m, 0, (size_t)m->size * (sizeof *all + sizeof *from), &p));
+        TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT,
+                                    (size_t)m->size * (sizeof *all + sizeof *from), &p));
         all = (tri_mpi_alarm *)p;
         from = (tr_mpi_part *)(void *)(all + m->size);
         for (int i = 1; i < m->size; i++) {
@@ -982,7 +1001,7 @@ tr_status tr_mpi_exchange(tr_mpi *m, tr_mpi_kind kind, const char *step, const t
     tr_status s;
     if (m->failed) return TR_ERR_PEER;
     tri_mpi_event(m, TR_MPI_EVENT_STEP, step, -1, 0, 0);
-    s = tri_mpi_scratch(m, 1, (size_t)(n_send + n_recv + 1) * sizeof *x, &p);
+    s = tri_mpi_scratch(m, TRI_MPI_BUF_WAITED, (size_t)(n_send + n_recv + 1) * sizeof *x, &p);
     if (s != TR_OK) return tr_mpi_raise(m, s);
     x = (tri_mpi_msg **)p;
     for (int i = 0; i < n_send; i++) {              /* to itself: the parts match in order */
@@ -1004,7 +1023,7 @@ tr_status tr_mpi_exchange(tr_mpi *m, tr_mpi_kind kind, const char *step, const t
 static tr_status tri_mpi_parts(tr_mpi *m, int n, tr_mpi_part **send, tr_mpi_part **recv)
 {
     void *p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 2, 2 * (size_t)(n + 1) * sizeof **send, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_SHARES, 2 * (size_t)(n + 1) * sizeof **send, &p));
     *send = (tr_mpi_part *)p;
     *recv = *send + n + 1;
     return TR_OK;
@@ -1055,7 +1074,7 @@ tr_status tr_mpi_gather(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const cha
     int n = 0;
     if (g.n == 1 || !tr_view_numel(x)) return TR_OK;
     TRI_MPI_TRY(tri_mpi_parts(m, g.n, &send, &recv));
-    TRI_MPI_TRY(tri_mpi_scratch(m, 3, tri_mpi_bytes(x), &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_PACKED, tri_mpi_bytes(x), &p));
     at = (unsigned char *)p;
     for (int i = 0; i < g.n; i++) {             /* the buffer holds the shares one after another */
         tr_view v = tri_mpi_share(x, dim, units, g.n, i);
@@ -1084,7 +1103,7 @@ tr_status tr_mpi_gather(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const cha
 }
 
 /* ============================================================================
- * 4. Experts {ep}
+ * 4. Maps of experts {map}
  *
  *     even       expert e at place floor(e places / experts)      load   the heaviest first, each
  *     replicas   a token's row decides among those who hold its expert   to the least loaded place
@@ -1136,14 +1155,14 @@ tr_status tr_mpi_map_even(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int 
     return TR_OK;
 }
 
-static int64_t tri_mpi_weight_of(const int64_t *load, int64_t e) { return load[e] > 0 ? load[e] : 1; }
+static int64_t tri_mpi_load(const int64_t *load, int64_t e) { return load[e] > 0 ? load[e] : 1; }
 
 /* The heaviest expert that `taken` does not mark; ties to the lower index; -1: all are marked. */
 static int64_t tri_mpi_heaviest(const int64_t *load, const unsigned char *taken, int64_t E)
 {
     int64_t best = -1;
     for (int64_t e = 0; e < E; e++)
-        if (!taken[e] && (best < 0 || tri_mpi_weight_of(load, e) > tri_mpi_weight_of(load, best)))
+        if (!taken[e] && (best < 0 || tri_mpi_load(load, e) > tri_mpi_load(load, best)))
             best = e;
     return best;
 }
@@ -1164,7 +1183,7 @@ static void tri_mpi_deal(tr_mpi_map *map, int64_t l, const int64_t *load, int sp
             if (n[p] < room && (best < 0 || sum[p] < sum[best])) best = p;
         taken[e] = 1;
         tri_mpi_held_at(map, best, l)[e] = 1;
-        sum[best] += (double)tri_mpi_weight_of(load, e);
+        sum[best] += (double)tri_mpi_load(load, e);
         n[best]++;
     }
     for (int p = 0; p < map->places; p++)
@@ -1198,8 +1217,8 @@ static tr_status tri_mpi_map_layer(tr_ctx *ctx, tr_mpi_map *map, const tr_json *
 {
     const tr_json_node *list = tr_json_first(j, lists), *e;
     if (lists->type != TR_JSON_ARRAY || (int64_t)lists->count != map->places)
-        return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld: not a list of %d lists of experts", path,
-                       (long long)l, map->places);
+        return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld: not a list of %d lists of experts",
+                       path, (long long)l, map->places);
     for (int p = 0; list; p++, list = tr_json_next(j, list)) {
         if (list->type != TR_JSON_ARRAY)
             return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld: place %d is no list of experts",
@@ -1208,8 +1227,8 @@ static tr_status tri_mpi_map_layer(tr_ctx *ctx, tr_mpi_map *map, const tr_json *
             int64_t id;
             TRI_MPI_TRY(tr_json_int(j, e, &id));
             if (id < 0 || id >= map->experts)
-                return tr_fail(ctx, TR_ERR_RANGE, "%s: layer %lld, place %d: expert %lld; there are "
-                               "0 to %lld", path, (long long)l, p, (long long)id,
+                return tr_fail(ctx, TR_ERR_RANGE, "%s: layer %lld, place %d: expert %lld; there "
+                               "are 0 to %lld", path, (long long)l, p, (long long)id,
                                (long long)(map->experts - 1));
             if (tri_mpi_held_at(map, p, l)[id]++)
                 return tr_fail(ctx, TR_ERR_FORMAT, "%s: layer %lld, place %d: expert %lld stands "
@@ -1277,8 +1296,8 @@ tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *
             int n = 0;
             for (int p = 0; p < map->places; p++) n += tri_mpi_held_at(map, p, l)[e] != 0;
             if (!n)
-                return tr_fail(ctx, TR_ERR_MISSING, "the map of experts leaves expert %lld of layer "
-                               "%lld out: no rank holds it", (long long)e, (long long)l);
+                return tr_fail(ctx, TR_ERR_MISSING, "the map of experts leaves expert %lld of "
+                               "layer %lld out: no rank holds it", (long long)e, (long long)l);
         }
     return TR_OK;
 }
@@ -1398,9 +1417,7 @@ void tr_mpi_model_close(tr_mpi_model *mm)
     tr_free(mm->m->ctx, mm);
 }
 
-/* ============================================================================
- * 6. Running {mrun}: what a run knows
- * ========================================================================= */
+/* ---- what a run knows, for the chapters that compute ------------------------ */
 
 /* A sequence that this rank has a hand in, and its tokens of the call in progress. */
 typedef struct tri_mpi_seq {
@@ -1408,8 +1425,6 @@ typedef struct tri_mpi_seq {
     int64_t pos, T;             /* tokens before the call, tokens of the call: of all cp ranks */
     int64_t *held;              /* [cp] rows of keys that each has */
 } tri_mpi_seq;
-
-typedef struct tri_mpi_record { size_t at, bytes; } tri_mpi_record;
 
 struct tr_mpi_run {
     tr_mpi       *m;
@@ -1427,12 +1442,12 @@ struct tr_mpi_run {
     int64_t      *number;       /* [n or 1] seq of each of mine */
     int64_t      *now;          /* [B] tokens of the last call, of all sequences */
     unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
-    tri_mpi_msg  *handed[2];  int n_handed;     /* pp: hidden state on its way */
+    tri_mpi_msg  *handed;       /* pp: hidden state on its way to the next stage; NULL: none */
     void         *hand;  size_t hand_cap;
 };
 
 /* ============================================================================
- * 7. Rows {rows}
+ * 6. Rows {rows}
  *
  * A product whose matrix is a band gives its columns alone, and stays so while what follows goes
  * head by head or element by element: activations, rotations, norms of heads, attention, delta
@@ -1681,9 +1696,9 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
     size_t row = (size_t)D * tri_mpi_elem(a.y), at = 0;
     if (r->tp.n == 1 || !N) return N ? r->local.embed(r->local.user, ctx, &a) : TR_OK;
     tri_mpi_forget(r->m, a.y);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, (size_t)N * row, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, (size_t)N * row, &p));
     rows = tr_view2(p, a.y.dtype, N, D);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, (size_t)N * sizeof *own, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, (size_t)N * sizeof *own, &p));
     own = (int32_t *)p;
     for (int64_t t = 0; t < N; t++) {
         int64_t id = tri_mpi_id(&a, t) - a.w->row0;
@@ -1748,7 +1763,7 @@ static tr_status tri_mpi_whole(void *user, tr_ctx *ctx, tr_view x)
 }
 
 /* ============================================================================
- * 8. Context {cp}
+ * 7. Context {cp}
  *
  * A prompt's tokens of one call are dealt to the cp ranks in order. Between them goes what the
  * state would have been: the recurrent state after the rank before, overwritten by the rank's own
@@ -1946,7 +1961,7 @@ static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
 }
 
 /* ============================================================================
- * 4. Experts {ep}: tokens to their experts, answers back
+ * 8. Experts {ep}
  *
  *     each rank:   its tokens' rows, one message a place and segment  -->
  *                  rows of all ranks: one call of the local operator a segment, all experts held
@@ -2010,7 +2025,7 @@ static tr_status tri_mpi_pack(tri_mpi_trip *t, int fill)
     int64_t layer = t->r->run->layer->index, R = t->own.end - t->own.begin;
     int64_t *last;                          /* [S] the token whose row went there last */
     void *p;
-    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, 6, (size_t)t->S * sizeof *last, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_LISTS, (size_t)t->S * sizeof *last, &p));
     last = (int64_t *)p;
     for (int s = 0; s < t->S; s++) last[s] = -1;
     for (int i = 0; i < t->G * t->S; i++) t->out[i].rows = t->out[i].pairs = 0;
@@ -2070,7 +2085,7 @@ static tr_status tri_mpi_counts(tri_mpi_trip *t)
     int64_t *c, each = 2 * t->G;
     void *p;
     TRI_MPI_TRY(tri_mpi_parts(m, t->S, &send, &recv));
-    TRI_MPI_TRY(tri_mpi_scratch(m, 6, (size_t)(2 * t->S * each) * sizeof *c, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS, (size_t)(2 * t->S * each) * sizeof *c, &p));
     c = (int64_t *)p;
     for (int s = 0; s < t->S; s++) {
         for (int g = 0; g < t->G; g++) {
@@ -2102,10 +2117,9 @@ static tr_status tri_mpi_pairs(tri_mpi_trip *t)
     tr_mpi_part *send, *recv;
     TRI_MPI_TRY(tri_mpi_parts(m, t->S, &send, &recv));
     for (int s = 0; s < t->S; s++) {
-        int64_t out = tri_mpi_lot_of(t->out, t, 0, s)->pair_at;
-        int64_t in = tri_mpi_lot_of(t->in, t, 0, s)->pair_at;
-        int64_t out_end = s + 1 < t->S ? tri_mpi_lot_of(t->out, t, 0, s + 1)->pair_at : t->out_pairs;
-        int64_t in_end = s + 1 < t->S ? tri_mpi_lot_of(t->in, t, 0, s + 1)->pair_at : t->in_pairs;
+        int last = s + 1 == t->S;
+        int64_t out = t->out[s].pair_at, out_end = last ? t->out_pairs : t->out[s + 1].pair_at;
+        int64_t in = t->in[s].pair_at, in_end = last ? t->in_pairs : t->in[s + 1].pair_at;
         send[s].peer = recv[s].peer = t->r->stage.first + s;
         send[s].data = t->out_pair + out;
         send[s].bytes = (uint64_t)(out_end - out) * sizeof *t->out_pair;
@@ -2153,7 +2167,7 @@ static tr_status tri_mpi_wait_lots(tri_mpi_trip *t, tri_mpi_lot *lots, int answe
     tri_mpi_msg **x;
     void *p;
     int n = 0;
-    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, 1, (size_t)t->S * sizeof *x, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_WAITED, (size_t)t->S * sizeof *x, &p));
     x = (tri_mpi_msg **)p;
     for (int s = 0; s < t->S; s++) {
         tri_mpi_lot *lot = tri_mpi_lot_of(lots, t, g, s);
@@ -2197,7 +2211,8 @@ static tr_status tri_mpi_segment(tri_mpi_trip *t, int g)
     if (slots > INT32_MAX)
         return tr_fail(m->ctx, TR_ERR_RANGE, "%lld tokens for the experts of one rank at a time; "
                        "run smaller pieces", (long long)rows);
-    TRI_MPI_TRY(tri_mpi_scratch(m, 6, (size_t)(t->E + 1 + slots + pairs + rows) * sizeof *at, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS,
+                                (size_t)(t->E + 1 + slots + pairs + rows) * sizeof *at, &p));
     offset = (int32_t *)p;
     order = offset + t->E + 1;
     at = order + slots;                     /* slot of each pair */
@@ -2223,14 +2238,14 @@ static tr_status tri_mpi_segment(tri_mpi_trip *t, int g)
             order[offset[t->in_pair[first[s].pair_at + i].expert]++] = at[k++];
     for (int64_t e = t->E; e > 0; e--) offset[e] = offset[e - 1];
     offset[0] = 0;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 7, (size_t)slots * (size_t)t->O * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_C, (size_t)slots * (size_t)t->O * t->elem, &p));
     b.y = tr_view3(p, t->a->y.dtype, rows, t->K, t->O);
     b.x = tr_view2(t->in_x + (size_t)(first[0].row_at * t->I) * t->elem, t->a->x.dtype, rows, t->I);
     b.order = tr_view1(order, TR_I32, slots);
     b.offset = tr_view1(offset, TR_I32, t->E + 1);
-    TRI_MPI_TRY(tri_mpi_scratch(m, 8, (size_t)(slots * F) * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_GATES, (size_t)(slots * F) * t->elem, &p));
     b.g = tr_view2(p, t->a->g.dtype, slots, F);
-    TRI_MPI_TRY(tri_mpi_scratch(m, 9, (size_t)(slots * F) * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_UPS, (size_t)(slots * F) * t->elem, &p));
     b.u = tr_view2(p, t->a->u.dtype, slots, F);
     TRI_MPI_TRY(t->r->local.experts(t->r->local.user, m->ctx, &b));
     k = 0;
@@ -2260,17 +2275,21 @@ static tr_status tri_mpi_trip_buffers(tri_mpi_trip *t)
 {
     tr_mpi *m = t->r->m;
     void *p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 10, (size_t)t->out_pairs * sizeof *t->out_pair, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_OUT_PAIRS,
+                                (size_t)t->out_pairs * sizeof *t->out_pair, &p));
     t->out_pair = (tri_mpi_pair *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 11, (size_t)t->in_pairs * sizeof *t->in_pair, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_IN_PAIRS,
+                                (size_t)t->in_pairs * sizeof *t->in_pair, &p));
     t->in_pair = (tri_mpi_pair *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 12, (size_t)t->out_pairs * sizeof *t->slot, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_SLOTS, (size_t)t->out_pairs * sizeof *t->slot, &p));
     t->slot = (int32_t *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 13, (size_t)(t->out_rows * t->I) * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_OUT_ROWS,
+                                (size_t)(t->out_rows * t->I) * t->elem, &p));
     t->out_x = (unsigned char *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 14, (size_t)(t->in_rows * t->I) * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_IN_ROWS, (size_t)(t->in_rows * t->I) * t->elem, &p));
     t->in_x = (unsigned char *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, 15, (size_t)((t->in_pairs + t->out_pairs) * t->O) * t->elem, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ANSWERS,
+                                (size_t)((t->in_pairs + t->out_pairs) * t->O) * t->elem, &p));
     t->out_y = (unsigned char *)p;
     t->in_y = t->out_y + (size_t)(t->in_pairs * t->O) * t->elem;
     return TR_OK;
@@ -2327,11 +2346,11 @@ static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args 
     t.E = a->offset.shape[0] - 1;
     t.elem = tri_mpi_elem(a->x);
     t.own = tr_range_of(N, r->tp.n, r->tp.me);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, 2 * (size_t)(t.G * t.S) * sizeof *t.out, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, 2 * (size_t)(t.G * t.S) * sizeof *t.out, &p));
     t.out = (tri_mpi_lot *)p;
     t.in = t.out + t.G * t.S;
     memset(t.out, 0, 2 * (size_t)(t.G * t.S) * sizeof *t.out);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, (size_t)(N * t.K) * sizeof *t.expert, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, (size_t)(N * t.K) * sizeof *t.expert, &p));
     t.expert = (int32_t *)p;
     for (int64_t i = 0; i < N * t.K; i++) t.expert[i] = -1;
     for (int64_t e = 0; e < t.E; e++)
@@ -2355,7 +2374,13 @@ static tr_status tri_mpi_combine(void *user, tr_ctx *ctx, const tr_combine_args 
     TRI_MPI_SHARED(combine);
 }
 
-/* ---- the table -------------------------------------------------------------- */
+/* ============================================================================
+ * 9. The table of operators {mops}
+ *
+ * The seam: the engine of trillion.h runs through this table, and each entry works for the run that
+ * is its `user`. What computes is the profile's table behind it, so that the oracle over ranks is
+ * the oracle.
+ * ========================================================================= */
 
 static tr_ops tri_mpi_ops(tr_mpi_run *r)
 {
@@ -2371,7 +2396,7 @@ static tr_ops tri_mpi_ops(tr_mpi_run *r)
 }
 
 /* ============================================================================
- * 6. Running {mrun}
+ * 10. Running {mrun}
  *
  *     sequence b belongs to group b mod EP of the ep axis; there its tokens are dealt along cp
  *     one forward:  hidden state from the stage before -> tr_forward of this rank's part -> on
@@ -2396,7 +2421,7 @@ enum { TRI_MPI_TAPPED = (sizeof(tri_mpi_tapped) + 63) / 64 * 64 };
 
 tr_run *tr_mpi_run_part(const tr_mpi_run *r) { return r->run; }
 
-/* Keeps a tap: rows [row, row + n) of x, all of it if n is negative. */
+/* Keeps x of a tap: T rows from position pos of a sequence, or what else it is. */
 static tr_status tri_mpi_record_tap(tr_mpi_run *r, const tr_tap *t, tr_view x, int64_t seq,
                                     int64_t T, int64_t pos)
 {
@@ -2484,7 +2509,7 @@ static tr_status tri_mpi_show(tr_mpi_run *r, unsigned char *at, int64_t *T, int6
     return r->opts.tap(r->opts.tap_user, r->m->ctx, &t);
 }
 
-/* What rank i kept, all images or one of them. */
+/* What a rank kept, n bytes: of one image, or all of it if image is -1. */
 static tr_status tri_mpi_show_all(tr_mpi_run *r, unsigned char *at, uint64_t n, int64_t image,
                                   int64_t *T, int64_t *pos)
 {
@@ -2519,7 +2544,7 @@ static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
         mine.bytes = n;
         return tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0);
     }
-    TRI_MPI_TRY(tri_mpi_scratch(m, 0, (size_t)m->size * sizeof *size, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *size, &p));
     size = (uint64_t *)p;
     TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
     for (int i = 0; i < m->size; i++) {
@@ -2631,9 +2656,9 @@ tr_status tr_mpi_run_new(tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm, const tr
 /* What was handed on has left, or the deadline is over. */
 static tr_status tri_mpi_handed(tr_mpi_run *r)
 {
-    int n = r->n_handed;
-    r->n_handed = 0;
-    return tri_mpi_wait(r->m, r->handed, n);
+    tri_mpi_msg *x = r->handed;
+    r->handed = NULL;
+    return x ? tri_mpi_wait(r->m, &x, 1) : TR_OK;
 }
 
 void tr_mpi_run_free(tr_mpi_run *r)
@@ -2705,11 +2730,11 @@ static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_b
     void *p;
     for (int64_t i = 0; i < im->n; i++) all += tri_mpi_patches(im, i);
     for (int64_t s = 0; b && s < b->B; s++) N += b->T[s];
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, (size_t)(5 * im->n) * sizeof *grid, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, (size_t)(5 * im->n) * sizeof *grid, &p));
     grid = (int64_t *)p;
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 5, tri_mpi_bytes(im->pixels), &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, tri_mpi_bytes(im->pixels), &p));
     pixels = tri_mpi_packed(p, im->pixels);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 7, (size_t)(N + 1) * sizeof *ids, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_C, (size_t)(N + 1) * sizeof *ids, &p));
     ids = (int32_t *)p;
     memset(&part, 0, sizeof part);
     for (int64_t i = r->ep.me; !b && i < im->n; i += r->ep.n)
@@ -2832,7 +2857,7 @@ static tr_status tri_mpi_hidden_in(tr_mpi_run *r, int64_t N, tr_hidden *in)
     int64_t first = r->mm->part->first;
     tr_view v = tri_mpi_hidden_view(r, NULL, first, N);
     tr_mpi_part p;
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, 4, tri_mpi_bytes(v), &v.data));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, tri_mpi_bytes(v), &v.data));
     p = tri_mpi_part_of(r->m->rank - r->pp.step, v);
     r->m->layer = (int)first - 1;
     TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_STAGE, "hidden state", NULL, 0, &p, 1));
@@ -2866,9 +2891,8 @@ static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
     p = tri_mpi_part_of(r->m->rank + r->pp.step, v);
     r->m->layer = (int)(part->first + part->layers) - 1;
     tri_mpi_event(r->m, TR_MPI_EVENT_STEP, "hidden state", p.peer, p.bytes, 0);
-    TRI_MPI_TRY(tri_mpi_post(r->m, 1, TR_MPI_STAGE, "hidden state", &p, &r->handed[0]));
-    r->n_handed = 1;
-    return tri_mpi_push(r->m, r->handed[0], &moved);
+    TRI_MPI_TRY(tri_mpi_post(r->m, 1, TR_MPI_STAGE, "hidden state", &p, &r->handed));
+    return tri_mpi_push(r->m, r->handed, &moved);
 }
 
 tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b)
@@ -2918,7 +2942,8 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
     if (r->opts.logits != TR_LOGITS_LAST)
         return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs a run that makes "
                                        "the last logits"));
-    TRI_MPI_TRY(tri_mpi_scratch(m, 4, (size_t)(most * (r->ep.n + 1)) * sizeof *said, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A,
+                                (size_t)(most * (r->ep.n + 1)) * sizeof *said, &p));
     said = (int32_t *)p;
     all = said + most;
     for (int64_t k = 0; k < most; k++)
@@ -2974,5 +2999,23 @@ tr_status tr_mpi_tap_state(tr_mpi_run *r)
 /*
  * MIT License
  *
- * As at the end of trillion.h.
+ * Copyright (c) 2026 The Trillion authors
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy
+ * of this software and associated documentation files (the "Software"), to deal
+ * in the Software without restriction, including without limitation the rights
+ * to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ * copies of the Software, and to permit persons to whom the Software is
+ * furnished to do so, subject to the following conditions:
+ *
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ * FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ * AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ * LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ * SOFTWARE.
  */

@@ -3446,10 +3446,10 @@ static const option image_options[] = {
 };
 
 static const char image_note[] =
-    "FILE is a PNG or JPEG. Its pixels, and all that follows, are Pillow's and the vendor's to the\n"
-    "last bit; those of a JPEG because libjpeg-turbo decodes it here too. EXIF orientation is not\n"
-    "applied, as by Kimi's processor. Pillow 13 does the rows first for tall pictures that shrink;\n"
-    "12 never does.\n"
+    "FILE is a PNG or JPEG. Its pixels, and all that follows, are Pillow's and the vendor's to\n"
+    "the last bit; those of a JPEG because libjpeg-turbo decodes it here too. EXIF orientation\n"
+    "is not applied, as by Kimi's processor. Pillow 13 does the rows first for tall pictures that\n"
+    "shrink; 12 never does.\n"
     "\nOUT has pixel_values F32, the grid I64 [1,3] under the vendor's name, resized U8 [nh,nw,3]\n"
     "before padding. Metadata: the sizes, pillow, decoder, the processor's keys as processor.KEY,\n"
     "and SHA-256 of the file, the processor's file, resized and pixel_values.\n\n"
@@ -4226,11 +4226,11 @@ static int cmd_postmortem(app *a)
 }
 
 static const char postmortem_note[] =
-    "DIR holds the rings that the ranks of `trillion-mpi --rings DIR` left, rank-00000.ring and so\n"
-    "on, gathered from all machines. The table says where each rank was at the end, since when,\n"
-    "and how it ended: the end is when the first rank failed or gave up waiting, else the last\n"
-    "event of all. * marks the rank that the sentence names. A rank that was killed leaves no\n"
-    "ending, but its events up to there. A ring that is damaged is left out with a warning.\n"
+    "DIR holds the rings that the ranks of `trillion-mpi --rings DIR` left, rank-00000.ring and\n"
+    "so on, gathered from all machines. The table says where each rank was at the end, since\n"
+    "when, and how it ended: the end is when the first rank failed or gave up waiting, else the\n"
+    "last event of all. * marks the rank that the sentence names. A rank that was killed leaves\n"
+    "no ending, but its events up to there. A ring that is damaged is left out with a warning.\n"
     "Clocks of several machines must agree to less than the deadline.\n"
     "\nKeys of --json: verdict why first ranks layout run command rank. why is fine, running,\n"
     "failed, late, killed, left (ended while others waited), absent, deadlock, outside (signals)\n"

@@ -458,6 +458,16 @@ static inline void pm_say_unknown(const pm *p, pm_verdict *v)
     pm_put_witness(p, v, -1);
 }
 
+/* There is one. */
+static inline int pm_oldest_silent(const pm *p)
+{
+    int best = -1;
+    for (int i = 0; i < p->world; i++)
+        if (p->rank[i].end == PM_SILENT &&
+            (best < 0 || pm_seen(&p->rank[i]) < pm_seen(&p->rank[best]))) best = i;
+    return best;
+}
+
 static inline pm_verdict pm_judge(const pm *p)
 {
     pm_verdict v;
@@ -480,8 +490,9 @@ static inline pm_verdict pm_judge(const pm *p)
     else if (count[PM_FAILED]) pm_say_unknown(p, &v);
     else if ((r = pm_oldest_lost(p)) >= 0) pm_say_lost(p, &v, r);
     else if (count[PM_SILENT]) {                /* all of them wait for each other */
-        for (r = 0; p->rank[r].end != PM_SILENT; r++) { }
-        r = pm_root(p, r, &circle);
+        r = pm_oldest_silent(p);
+        if (!count[PM_SIGNALLED]) r = pm_root(p, r, &circle);
+        else circle = 0;        /* the launcher saw one die; MPI may have ended a peer of it */
         if (circle) pm_say_deadlock(p, &v, r);
         else pm_say_lost(p, &v, r);
     } else pm_say_outside(p, &v);

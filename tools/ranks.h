@@ -121,10 +121,10 @@ static _Noreturn void program_fail(app *a, const char *sentence)
 {
     world *w = world_of(a);
     int named = world_named(sentence), talks = w->mpi && w->comm != MPI_COMM_NULL, silent = 0;
-    signal(SIGTERM, SIG_DFL);           /* the launcher may end what has ended itself */
-    alarm(3);                           /* whatever MPI does from here on */
     ring_end(&w->ring, RING_FAILED, 0, named == w->rank ? RING_NOBODY : named,
              w->heard && named == w->rank ? "others gave up waiting for it" : sentence);
+    signal(SIGTERM, SIG_DFL);           /* the launcher may end what has ended itself */
+    alarm(3);                           /* whatever MPI does from here on */
     if (w->m && !w->heard)
         tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
     if (w->rank && talks)

@@ -445,6 +445,14 @@ static void test_killed(void)
     signalled(3, 15.1);
     VERDICT(PM_LATE, 1, "rank 1 stopped first, in layer 3, step dispatch|10.1 s before others gave "
             "up|no ending|rank 0 said: rank 1 is late: layer 3, dispatch, 4096");
+
+    fake("kill-4", 0);                  /* while it waited for one that MPI then ended, too */
+    ev(0, 5.0, RING_WAIT, 3, 1, "combine");
+    ev(1, 4.9, RING_WAIT, 3, 0, "combine");
+    ev(2, 5.0, RING_WAIT, 3, 1, "combine");
+    ev(3, 5.1, RING_WAIT, 4, 0, "dispatch");
+    signalled(2, 5.2); signalled(3, 5.2);
+    VERDICT(PM_KILLED, 1, "rank 1 was killed without a word|step combine, waiting for rank 0");
 }
 
 /* SIGSTOP: the others' deadline passes; the launcher then ends the stopped one with SIGKILL, or

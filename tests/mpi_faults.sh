@@ -58,5 +58,111 @@ if [ "${1:-long}" != short ]; then
     fault 'its own sentence, cp'      3 cp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full'
     fault 'another branch, tp'        2 tp=2       5 branch 1 2  20 'different branches'
 fi
+
+# ---- the program: what a rank is given, and what becomes of one from outside ----
+work=build/mpi/faults
+ids=$work/ids.txt
+rm -rf $work
+mkdir -p $work
+echo '1 2 3 4 5 6 7' > $ids
+echo '9 8 7' >> $ids
+
+# Ranks of trillion-mpi, each in a folder that has "model" and the ids, as on machines of their own;
+# rank 1 is in another one ($odd), or runs another $program.
+cat > $work/rank.sh <<'END'
+rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exe=$top/build/trillion-mpi threads=1 place=$top/$here
+[ "$rank" != 1 ] || { place=$top/${odd:-$here} exe=${program:-$exe} threads=${many:-1}; }
+cd "$place" || exit 3
+exec "$exe" $command model --ids ids.txt --threads $threads --deadline ${deadline:-20} "$@"
+END
+top=$(pwd) here=$work/here command=run
+mkdir -p $work/tmp
+export TMPDIR=$top/$work/tmp
+export top here odd program many command deadline
+mkdir -p $here
+cp $ids $here/ids.txt
+ln -s "$top/$model" $here/model
+
+# verdict TITLE EXPECTED-CODE CODE FILE WORDS [SECONDS LIMIT]
+verdict() {
+    bad=
+    if [ "$2" = 0 ]; then [ "$3" -eq 0 ] || bad="exit code $3"
+    else [ "$3" -ne 0 ] || bad='exit code 0'; fi
+    grep -q "$5" "$4" || bad="$bad; nobody says '$5'"
+    [ "${6:-0}" -le "${7:-0}" ] || bad="$bad; $6 s"
+    left=$(pgrep -f "$top/build/trillion-mpi run model" | wc -l)
+    [ "$left" -eq 0 ] || bad="$bad; $left processes left"
+    if [ -z "$bad" ]; then
+        passed=$((passed + 1))
+        printf 'ok %-34s %s\n' "$1" "$(grep -m1 "$5" "$4" | cut -c1-100)"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED %s: %s\n' "$1" "$bad"
+        tail -5 "$4"
+    fi
+}
+
+given() {                                       # given TITLE CODE WORDS [ARGUMENT...]
+    title=$1 code=$2 words=$3
+    shift 3
+    ranks 3 60 sh $work/rank.sh "$@" > $log 2>&1
+    verdict "$title" "$code" $? $log "$words"
+    odd='' program='' many=''
+}
+
+shard=$(ls $model/*.safetensors | grep -v expected | head -1)
+copy() {
+    rm -rf $work/odd
+    mkdir $work/odd
+    cp -r $model $work/odd/model
+    cp $ids $work/odd/ids.txt
+    odd=$work/odd
+}
+build/trillion run $model --ids $ids -n 6 > $work/want.txt 2> /dev/null
+copy                                            # the same shapes and headers, another number
+bytes=$(wc -c < "$shard")
+printf '\001\002' | dd of=$work/odd/model/$(basename "$shard") bs=1 seek=$((bytes - 40)) conv=notrunc 2> /dev/null
+given 'another checkpoint'      2 'rank 1 differs from rank 0 in the checkpoint' -n 6
+copy
+printf ' ' >> $work/odd/model/config.json
+given 'another config'          2 'rank 1 differs from rank 0 in config.json' -n 6
+copy
+truncate -s -100 $work/odd/model/$(basename "$shard")
+given 'a truncated shard'       2 "rank 1: .*$(basename "$shard")" -n 6
+cp build/trillion-mpi $work/other && printf x >> $work/other && program=$top/$work/other
+given 'another binary'          2 'rank 1 differs from rank 0 in the program' -n 6
+many=2
+given 'another thread count'    0 "$(head -1 $work/want.txt)" -n 6
+if [ "$(id -u)" = 0 ] && mkdir -p $work/full && mount -t tmpfs -o size=64k tmpfs $work/full 2> /dev/null
+then
+    command='golden'
+    given 'a full disk'         2 'No space left' -o $top/$work/full/gold.safetensors
+    umount $work/full
+    command='run'
+fi
+
+# outside TITLE SIGNAL WORDS-OF-SCREEN WORDS-OF-POSTMORTEM: to rank 1, while it decodes.
+outside() {
+    rm -rf $work/rings && mkdir $work/rings
+    deadline=3
+    ranks 3 90 sh $work/rank.sh -n 3000 --ignore-eos --rings $top/$work/rings > $log 2>&1 &
+    job=$!
+    sleep 2
+    pid=$(pgrep -f "$top/build/trillion-mpi run model" | while read -r p; do
+              tr '\0' '\n' < /proc/$p/environ 2> /dev/null |
+                  grep -q '^\(OMPI_COMM_WORLD_RANK\|PMI_RANK\)=1$' && echo $p; done | head -1)
+    kill "-$2" "$pid"
+    begun=$(date +%s)
+    wait $job
+    code=$?
+    took=$(($(date +%s) - begun))
+    [ "$3" = - ] || verdict "$1: on the screen" 2 $code $log "$3" $took 9
+    build/trillion postmortem $work/rings > $work/post.txt 2>&1
+    verdict "$1: postmortem" 2 $? $work/post.txt "$4" $took 9
+}
+if [ "${1:-long}" != short ]; then
+    outside 'killed from outside'  KILL - '^rank 1 '
+    outside 'stopped from outside' STOP 'rank 1 is late' '^rank 1 '
+fi
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

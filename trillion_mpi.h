@@ -121,7 +121,7 @@ typedef struct tr_mpi_opts {
     tr_mpi_layout layout;
     double  deadline;           /* seconds, required: the longest wait for another rank */
     size_t  segment;            /* bytes of one MPI message at most; 0: 64 MB */
-    const char *identity;       /* what must be the same on all ranks, or NULL: the binary's hash */
+    const char *identity;       /* must be the same on all ranks, as a hash of the program; or NULL */
     tr_mpi_event_fn event;  void *event_user;       /* NULL: nobody looks */
 } tr_mpi_opts;
 
@@ -277,7 +277,8 @@ TR_API tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b);
 TR_API tr_status tr_mpi_next   (tr_mpi_run *r, int32_t *id);
 /* (all) State of all sequences to the tap, as tr_tap_state. */
 TR_API tr_status tr_mpi_tap_state(tr_mpi_run *r);
-TR_API tr_run   *tr_mpi_run_part(const tr_mpi_run *r);              /* (here) this rank's */
+/* (here) This rank's, to look at: all ranks count on what its state holds. */
+TR_API tr_run   *tr_mpi_run_part(const tr_mpi_run *r);
 
 #ifdef __cplusplus
 }
@@ -329,7 +330,7 @@ enum {
 };
 
 typedef struct tri_mpi_head {
-    uint64_t bytes;
+    uint64_t bytes, call;
     int32_t  layer, kind;
     char     step[TRI_MPI_STEP];
 } tri_mpi_head;
@@ -349,7 +350,7 @@ typedef struct tri_mpi_msg {
     int      peer, tag, sends, begun, finished;
     uint64_t bytes, done;                   /* of its data */
     unsigned char *data;
-    int      layer;  tr_mpi_kind kind;  char step[TRI_MPI_STEP];
+    int      layer;  tr_mpi_kind kind;  uint64_t call;  char step[TRI_MPI_STEP];
     MPI_Request req;
     unsigned char head[TRI_MPI_HEAD];
 } tri_mpi_msg;
@@ -360,8 +361,6 @@ typedef struct tri_mpi_held {
     int     dim;
     int64_t units;                          /* equal pieces of it, dealt to the tp ranks */
 } tri_mpi_held;
-
-enum { TRI_MPI_HELD = 32 };
 
 /* Scratch by what it holds; A, B, C serve one function at a time, whatever it needs. */
 typedef enum tri_mpi_buf_id {
@@ -387,7 +386,8 @@ struct tr_mpi {
     int       layer;                        /* where this rank is, for heads and sentences */
     tri_mpi_alarm *alarms;  MPI_Request *alarm_req; /* [2 size] on their way out */
     tri_mpi_msg **msg;  int msgs, msg_cap;  /* pool; [0, msgs) in use */
-    tri_mpi_held held[TRI_MPI_HELD];  int n_held;
+    tri_mpi_held *held;  int n_held, held_cap;      /* values in part */
+    uint64_t  call;                         /* checksum of the batches run so far */
     tri_mpi_buf buf[TRI_MPI_BUF_COUNT];     /* grown as needed, used again */
 };
 
@@ -554,6 +554,7 @@ static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char
     x->data = (unsigned char *)p->data;
     x->layer = m->layer;
     x->kind = kind;
+    x->call = m->call;
     snprintf(x->step, sizeof x->step, "%s", step);
     x->req = MPI_REQUEST_NULL;
     if (sends) {
@@ -592,6 +593,10 @@ static tr_status tri_mpi_head_check(tr_mpi *m, const tri_mpi_msg *x)
         return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is in %s while rank %d is in %s: they took "
                        "different branches", x->peer, tri_mpi_at(h.layer, h.step, a), m->rank,
                        tri_mpi_at(x->layer, x->step, b));
+    if (h.call != x->call)
+        return tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d and rank %d run other batches of tokens: "
+                       "all ranks must be given the same", tri_mpi_at(x->layer, x->step, b),
+                       x->peer, m->rank);
     if (h.bytes != x->bytes)
         return tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
                        tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
@@ -611,6 +616,7 @@ static tr_status tri_mpi_begin(tr_mpi *m, tri_mpi_msg *x)
             h.bytes = x->bytes;
             h.layer = x->layer;
             h.kind = (int32_t)x->kind;
+            h.call = x->call;
             memcpy(h.step, x->step, sizeof h.step);
             memcpy(x->head, &h, sizeof h);
             if (x->bytes <= TRI_MPI_INLINE) {
@@ -841,6 +847,7 @@ void tr_mpi_free(tr_mpi *m)
     if (failed) return;                 /* MPI may still write to what messages point to */
     for (int i = 0; i < m->msg_cap; i++) tr_free(ctx, m->msg[i]);
     tr_free(ctx, m->msg);
+    tr_free(ctx, m->held);
     for (int i = 0; i < TRI_MPI_BUF_COUNT; i++) tr_free(ctx, m->buf[i].p);
     tr_free(ctx, m->sent);
     tr_free(ctx, m->got);
@@ -1520,12 +1527,35 @@ static tr_status tri_mpi_keep(tr_mpi *m, tr_view x, int dim, int64_t units)
     tri_mpi_held *h;
     tri_mpi_forget(m, x);
     if (!tr_view_numel(x)) return TR_OK;
-    if (m->n_held == TRI_MPI_HELD) TRI_MPI_TRY(tri_mpi_need(m, m->held[0].x));
+    if (m->n_held == m->held_cap) {
+        void *p;
+        int cap = 2 * m->held_cap + 16;
+        TRI_MPI_TRY(tr_alloc(m->ctx, &p, (size_t)cap * sizeof *m->held));
+        if (m->held) memcpy(p, m->held, (size_t)m->n_held * sizeof *m->held);
+        tr_free(m->ctx, m->held);
+        m->held = (tri_mpi_held *)p;
+        m->held_cap = cap;
+    }
     h = &m->held[m->n_held++];
     h->x = x;
     h->dim = dim;
     h->units = units;
     return TR_OK;
+}
+
+/* Units in which v is in part along dim, all of it: 0, it is whole; -1, some of it is, or otherwise
+ * than asked. One sequence may be an entry of its own, so the rows of all that touch v count. */
+static int64_t tri_mpi_units_of(const tr_mpi *m, tr_view v, int dim)
+{
+    int64_t units = 0, rows = 0;
+    for (int i = 0; i < m->n_held; i++) {
+        const tri_mpi_held *h = &m->held[i];
+        if (!tri_mpi_overlap(h->x, v)) continue;
+        if (!units) units = h->units;
+        if (h->units != units || h->dim != dim) return -1;
+        rows += h->x.shape[0];
+    }
+    return units && dim && rows < v.shape[0] ? -1 : units;
 }
 
 /* Units in which the operands that are read are in part; 0: none is, or they do not agree, and then
@@ -1534,10 +1564,10 @@ static tr_status tri_mpi_units(tr_mpi *m, const tri_mpi_operand *o, int n, int64
 {
     *units = 0;
     for (int i = 0; i < n; i++) {
-        const tri_mpi_held *h = tri_mpi_find(m, *o[i].v);
-        if (!h || o[i].out) continue;
-        if (*units == 0) *units = h->units;
-        if (*units != h->units || h->dim != o[i].dim) *units = -1;
+        int64_t u = o[i].out ? 0 : tri_mpi_units_of(m, *o[i].v, o[i].dim);
+        if (!u) continue;
+        if (!*units) *units = u;
+        if (*units != u) *units = -1;
     }
     for (int i = 0; *units > 0 && i < n; i++)
         if (!tr_view_is_none(*o[i].v) && o[i].v->shape[o[i].dim] % *units) *units = -1;
@@ -1737,7 +1767,7 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
 
 /* ---- what reads everything ------------------------------------------------- */
 
-#define TRI_MPI_WHOLE(op, args_type, y, ...)                                        \
+#define TRI_MPI_WHOLE(op, args_type, y, y2, ...)                                    \
     static tr_status tri_mpi_##op(void *user, tr_ctx *ctx, const args_type *a)      \
     {                                                                               \
         tr_mpi_run *r = tri_mpi_enter(user, #op);                                   \
@@ -1745,16 +1775,26 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
         for (size_t i = 0; i < sizeof in / sizeof *in; i++)                         \
             TRI_MPI_TRY(tri_mpi_need(r->m, in[i]));                                 \
         tri_mpi_forget(r->m, y);                                                    \
+        tri_mpi_forget(r->m, y2);                                                   \
         return r->local.op(r->local.user, ctx, a);                                  \
     }
-TRI_MPI_WHOLE(add, tr_add_args, a->y, a->a, a->b)
-TRI_MPI_WHOLE(copy, tr_copy_args, a->y, a->x)
-TRI_MPI_WHOLE(mix, tr_mix_args, a->y, a->snaps, a->h)
-TRI_MPI_WHOLE(route, tr_route_args, a->scores, a->logits)
-TRI_MPI_WHOLE(dispatch, tr_dispatch_args, a->order, a->ids)
-TRI_MPI_WHOLE(pos, tr_pos_args, a->y, a->y)
-TRI_MPI_WHOLE(merge, tr_merge_args, a->y, a->x)
+TRI_MPI_WHOLE(add, tr_add_args, a->y, a->y, a->a, a->b)
+TRI_MPI_WHOLE(copy, tr_copy_args, a->y, a->y, a->x)
+TRI_MPI_WHOLE(mix, tr_mix_args, a->y, a->probs, a->snaps, a->h)
+TRI_MPI_WHOLE(dispatch, tr_dispatch_args, a->order, a->offset, a->ids)
+TRI_MPI_WHOLE(pos, tr_pos_args, a->y, a->y, a->y)
+TRI_MPI_WHOLE(merge, tr_merge_args, a->y, a->y, a->x)
 #undef TRI_MPI_WHOLE
+
+static tr_status tri_mpi_route(void *user, tr_ctx *ctx, const tr_route_args *a)
+{
+    tr_mpi_run *r = tri_mpi_enter(user, "route");
+    TRI_MPI_TRY(tri_mpi_need(r->m, a->logits));
+    tri_mpi_forget(r->m, a->scores);
+    tri_mpi_forget(r->m, a->ids);
+    tri_mpi_forget(r->m, a->weights);
+    return r->local.route(r->local.user, ctx, a);
+}
 
 static tr_status tri_mpi_whole(void *user, tr_ctx *ctx, tr_view x)
 {
@@ -2606,6 +2646,22 @@ static tr_status tri_mpi_run_lists(tr_mpi_run *r)
     return TR_OK;
 }
 
+static tr_status tri_mpi_same_opts(tr_mpi *m, const tr_run_opts *o)
+{
+    char text[256], globs[65];
+    tr_sha256 h;
+    tr_sha256_init(&h);
+    for (int64_t i = 0; i < o->n_globs; i++)
+        tr_sha256_update(&h, o->globs[i], strlen(o->globs[i]) + 1);
+    tr_sha256_hex(&h, globs);
+    snprintf(text, sizeof text, "%s, %lld sequences, %lld tokens a call, capacity %lld, logits %d, "
+             "images %lld %lld %lld, taps %d %.16s", o->profile->name, (long long)o->B,
+             (long long)o->max_tokens, (long long)o->capacity, (int)o->logits,
+             (long long)o->max_images, (long long)o->max_patches, (long long)o->image_rows,
+             o->tap != NULL, globs);
+    return tr_mpi_same(m, "what the run is made with", text);
+}
+
 tr_status tr_mpi_run_new(tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm, const tr_run_opts *opts)
 {
     tr_mpi_run *r = NULL;
@@ -2648,6 +2704,7 @@ tr_status tr_mpi_run_new(tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm, const tr
         if (s == TR_OK) r->run->number = r->number;
     }
     s = tr_mpi_agree(m, s);
+    if (s == TR_OK) s = tri_mpi_same_opts(m, opts);
     if (s == TR_OK) *out = r;
     else tr_mpi_run_free(r);
     return s;
@@ -2774,6 +2831,13 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
     if (r->m->failed) return TR_ERR_PEER;
     if (!im) return r->pp.me ? TR_OK : tr_vit_forward(r->run, NULL, NULL);
     s = tr_run_opts_images(r->m->ctx, &o, &r->mm->part->cfg, im);
+    if (s == TR_OK && (o.max_patches > r->opts.max_patches || o.max_images > r->opts.max_images ||
+                       o.image_rows > r->opts.image_rows))
+        s = tr_fail(r->m->ctx, TR_ERR_ARG, "%lld images of up to %lld patches that fill %lld rows; "
+                    "the run was made for %lld, %lld and %lld", (long long)o.max_images,
+                    (long long)o.max_patches, (long long)o.image_rows,
+                    (long long)r->opts.max_images, (long long)r->opts.max_patches,
+                    (long long)r->opts.image_rows);
     if (s == TR_OK && b && b->B != r->opts.B)
         s = tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
                     (long long)b->B, (long long)r->opts.B);
@@ -2785,12 +2849,16 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
                         "for %lld", tr_family_name(r->mm->part->cfg.family), (long long)to,
                         (long long)im->n);
     }
+    r->m->n_held = 0;
     if (s == TR_OK && !r->pp.me) s = tri_mpi_see_part(r, im, b);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
     return tri_mpi_show_taps(r, im->n);
 }
 
 /* ---- one call ---------------------------------------------------------------- */
+
+/* Every message says by this which calls came before it (FNV-1a, by words). */
+static void tri_mpi_mark(tr_mpi *m, uint64_t x) { m->call = (m->call ^ x) * 0x100000001b3u; }
 
 /* This rank's batch of the whole one, its state's lengths, and r->most. */
 static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *mine)
@@ -2816,6 +2884,9 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
                                "outside the vocabulary of %lld", (long long)s,
                                (long long)(r->len[s] + t), (long)b->ids[i],
                                (long long)r->mm->part->cfg.vocab);
+    tri_mpi_mark(r->m, (uint64_t)n);
+    for (int64_t s = 0; s < b->B; s++) tri_mpi_mark(r->m, (uint64_t)b->T[s]);
+    for (int64_t i = 0; i < n; i++) tri_mpi_mark(r->m, (uint64_t)b->ids[i]);
     r->most = n = 0;
     for (int e = 0; e < r->ep.n; e++)
         for (int j = 0; j < r->cp.n; j++) {

@@ -8,7 +8,8 @@
 #   exercises        docs/exercises/NN-tag.c must exit 1 as it stands, and print "right" and exit 0
 #                    with -DSOLUTION; the page NN-tag.md must say how to build it.
 #   links            what a page points to in this repository must exist, headings too.
-#   tags             docs/NN-tag.md has the number and tag of a chapter in trillion.h.
+#   tags             docs/NN-tag.md has the number and tag of a chapter in trillion.h; from 40 on it
+#                    has the tags of all chapters of another header in its title.
 #
 # The implementation is compiled once; blocks and exercises see declarations only.
 # Arguments: the pages to check; none means all. CC and CFLAGS are taken from the environment.
@@ -92,6 +93,10 @@ anchors() {
          }' "$1"
 }
 
+# Tags in the first line of a page, and those of a header's chapters.
+tags()     { sed -n '1s/[^{]*{\([a-z]*\)}[^{]*/\1\n/gp' "$1" | sed '/^$/d' | sort -u; }
+chapters() { sed -n 's/^ \* [0-9]*\. [^{]*{\([a-z]*\)}.*/\1/p' "$1" | sort -u; }
+
 for page in "$@"; do
     [ -f "$page" ] || { fail "$page: no such page"; continue; }
     base=$out/$(echo "$page" | sed 's/\.md$//; s,/,_,g')
@@ -139,7 +144,15 @@ for page in "$@"; do
     chapter=$(basename "$page" .md)
     tag=${chapter#??-}
     nr=$(expr "${chapter%%-*}" : '0*\([0-9]*\)')
-    if grep -q "^ \* $nr\. .*{$tag}" trillion.h; then
+    if [ "$nr" -ge 40 ]; then
+        tags "$page" > "$base.tags"
+        chapters trillion_mpi.h > "$base.chapters"
+        if diff "$base.chapters" "$base.tags" > "$base.log"; then
+            ok "$page: $(wc -l < "$base.tags" | tr -d ' ') chapters of trillion_mpi.h"
+        else
+            fail "$page: < chapters of trillion_mpi.h, > tags in its title" "$base.log"
+        fi
+    elif grep -q "^ \* $nr\. .*{$tag}" trillion.h; then
         ok "$page: chapter $nr {$tag}"
     else
         fail "$page: trillion.h has no chapter \"$nr. ... {$tag}\""

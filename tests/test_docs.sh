@@ -94,7 +94,7 @@ anchors() {
 }
 
 # Tags in the first line of a page, and those of a header's chapters.
-tags()     { sed -n '1s/[^{]*{\([a-z]*\)}[^{]*/\1\n/gp' "$1" | sed '/^$/d' | sort -u; }
+tags()     { sed -n 1p "$1" | grep -o '{[a-z]*}' | tr -d '{}' | sort -u; }
 chapters() { sed -n 's/^ \* [0-9]*\. [^{]*{\([a-z]*\)}.*/\1/p' "$1" | sort -u; }
 
 for page in "$@"; do

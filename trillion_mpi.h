@@ -121,7 +121,7 @@ typedef struct tr_mpi_opts {
     tr_mpi_layout layout;
     double  deadline;           /* seconds, required: the longest wait for another rank */
     size_t  segment;            /* bytes of one MPI message at most; 0: 64 MB */
-    const char *identity;       /* must be the same on all ranks, as a hash of the program; or NULL */
+    const char *identity;       /* the same on all ranks, as a hash of the program; or NULL */
     tr_mpi_event_fn event;  void *event_user;       /* NULL: nobody looks */
 } tr_mpi_opts;
 

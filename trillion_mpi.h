@@ -906,13 +906,22 @@ tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
 
 tr_status tr_mpi_same(tr_mpi *m, const char *what, const char *text)
 {
-    char theirs[TRI_MPI_TEXT];
+    struct { char text[TRI_MPI_TEXT], hash[65]; } theirs;
+    char hash[65];                              /* the text may be longer than what is sent of it */
+    tr_sha256 h;
     tr_status s = TR_OK;
-    snprintf(theirs, sizeof theirs, "%s", text);
-    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, what, 0, theirs, sizeof theirs));
-    if (strncmp(theirs, text, sizeof theirs - 1))
+    tr_sha256_init(&h);
+    tr_sha256_update(&h, text, strlen(text));
+    tr_sha256_hex(&h, hash);
+    snprintf(theirs.text, sizeof theirs.text, "%s", text);
+    memcpy(theirs.hash, hash, sizeof hash);
+    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, what, 0, &theirs, sizeof theirs));
+    if (!strncmp(theirs.text, text, sizeof theirs.text - 1) && strcmp(theirs.hash, hash))
+        s = tr_fail(m->ctx, TR_ERR_PEER, "rank %d differs from rank 0 in %s, after its first %d "
+                    "bytes: %.300s", m->rank, what, TRI_MPI_TEXT - 1, text);
+    else if (strcmp(theirs.hash, hash))
         s = tr_fail(m->ctx, TR_ERR_PEER, "rank %d differs from rank 0 in %s: %s; rank 0: %s",
-                    m->rank, what, text, theirs);
+                    m->rank, what, text, theirs.text);
     return tr_mpi_agree(m, s);
 }
 
@@ -1194,9 +1203,11 @@ static void tri_mpi_deal(tr_mpi_map *map, int64_t l, const int64_t *load, int sp
         n[best]++;
     }
     for (int p = 0; p < map->places; p++)
-        for (int k = 0; k < spare; k++)
-            if ((e = tri_mpi_heaviest(load, tri_mpi_held_at(map, p, l), E)) >= 0)
-                tri_mpi_held_at(map, p, l)[e] = 1;
+        for (int k = 0; k < spare; k++) {
+            e = tri_mpi_heaviest(load, tri_mpi_held_at(map, p, l), E);
+            if (e < 0) break;
+            tri_mpi_held_at(map, p, l)[e] = 1;
+        }
 }
 
 tr_status tr_mpi_map_by_load(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places,
@@ -1245,6 +1256,18 @@ static tr_status tri_mpi_map_layer(tr_ctx *ctx, tr_mpi_map *map, const tr_json *
     return TR_OK;
 }
 
+/* Is key the number of a layer that has experts? A list under any other would say nothing. */
+static int tri_mpi_names_layer(const char *key, const tr_config *c)
+{
+    char want[24];
+    int64_t l = 0;
+    for (; l < c->layers; l++) {
+        snprintf(want, sizeof want, "%lld", (long long)l);
+        if (!strcmp(key, want)) break;
+    }
+    return l < c->layers && tri_mpi_has_experts(c, l);
+}
+
 static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j,
                                   const tr_config *c, const char *path)
 {
@@ -1259,6 +1282,10 @@ static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j
         return tr_fail(ctx, TR_ERR_ARG, "%s: is for %lld ranks a stage, there are %d", path,
                        (long long)n, map->places);
     other = tr_json_get(j, layers, "*");
+    for (const tr_json_node *k = tr_json_first(j, layers); k; k = tr_json_next(j, k))
+        if (k != other && !tri_mpi_names_layer(tr_json_key(j, k), c))
+            return tr_fail(ctx, TR_ERR_RANGE, "%s: \"%s\" is no layer of experts; layers are "
+                           "0 to %lld", path, tr_json_key(j, k), (long long)(c->layers - 1));
     for (int64_t l = 0; l < c->layers; l++) {
         char key[24];
         const tr_json_node *lists;

@@ -130,6 +130,9 @@ static void experts_dealt_by_load(void)
         for (int e = 0; e < 8; e++) CHECK(h[e] <= 1);
     }
     tr_mpi_map_free(c, &m);
+    CHECK_OK(c, tr_mpi_map_by_load(c, &m, &cfg, 4, load, INT_MAX));     /* more than there are */
+    for (int p = 0; p < 4; p++) CHECK(count(&m, p, 3) == 8);
+    tr_mpi_map_free(c, &m);
     tr_config_free(c, &cfg);
     tr_ctx_free(c);
 }
@@ -169,6 +172,12 @@ static void maps_read(void)
     CHECK_FAILS(c, TR_ERR_FORMAT, "place 1", tr_mpi_map_read(c, &m, &cfg, 2, path));
     map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1.5], [2, 3]]}}");
     CHECK(tr_mpi_map_read(c, &m, &cfg, 2, path) != TR_OK);
+    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"0\": []}}");   /* dense */
+    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"0\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
+    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"4\": [[3, 2], [0, 1]]}}");
+    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"4\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
+    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"03\": [[3, 2], [0, 1]]}}");
+    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"03\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
     map_file("{\"places\": 2}");
     CHECK_FAILS(c, TR_ERR_MISSING, "layers", tr_mpi_map_read(c, &m, &cfg, 2, path));
     map_file("[1]");

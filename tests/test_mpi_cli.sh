@@ -136,6 +136,14 @@ gives 'a place that cannot be written' 2 2 "$W/nodir/x.st" golden $F/llama3 --id
 gives 'layers in part' 2 2 'one rank' golden $F/llama3 --ids $W/ids.txt -o $W/x.st --layers 0-0
 gives 'a folder of rings that cannot be' 2 2 "$W/map.json/x" $R --rings $W/map.json/x
 
+echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]],\"01\":[[$even],[$odd]]}}" > $W/key.json
+gives 'a map of a layer that is none' 2 2 "$W/key.json \"01\"" $R --experts $W/key.json
+gives 'more to spare than there are' 2 0 '' $R --experts load:$W/load.st --spare 1048576
+dots=$(seq 300 | sed 's|.*|./|' | tr -d '\n')          # they differ after 600 bytes
+L="run $F/deepseek_v3 --ids $dots$W/ids.txt"
+gives 'another command line, far behind' 1 2 'rank 1 command line' $L -n 3 : -np 1 $M $L -n 4
+gives 'another layout' 1 2 'rank 1 tp=2 ep=2' $R --layout ep=2 : -np 1 $M $R --layout tp=2
+
 # ---- Rings
 
 rm -rf $W/tmp/*

@@ -1652,15 +1652,19 @@ static tr_mpi_run *tri_mpi_enter(void *user, const char *op)
         return empty ? TR_OK : r->local.op(r->local.user, ctx, &a);                 \
     } while (0)
 
-/* A value written where it was read stays in part or whole, as it was. */
-static int tri_mpi_new_value(tr_view y, tr_view x) { return y.data != x.data; }
+/* Is y in part afterwards? What is written where it was read in part stays so; if it was whole, as
+ * after a tap, and another operand is not, then a share of it alone is written. */
+static int tri_mpi_new_value(const tr_mpi_run *r, tr_view y, tr_view x)
+{
+    return y.data != x.data || !tri_mpi_find(r->m, y);
+}
 
 static tr_status tri_mpi_norm(void *user, tr_ctx *ctx, const tr_norm_args *args)
 {
     tr_mpi_run *r = tri_mpi_enter(user, "norm");
     tr_norm_args a = *args;
     tri_mpi_operand o[3] = { { &a.x, 1, 0 }, { &a.gate, 1, 0 }, { &a.y, 1, 0 } };
-    o[2].out = tri_mpi_new_value(a.y, a.x);
+    o[2].out = tri_mpi_new_value(r, a.y, a.x);
     if (a.x.rank != 3) {                    /* over the whole row */
         TRI_MPI_TRY(tri_mpi_need(r->m, a.x));
         TRI_MPI_TRY(tri_mpi_need(r->m, a.gate));
@@ -1675,7 +1679,7 @@ static tr_status tri_mpi_glu(void *user, tr_ctx *ctx, const tr_glu_args *args)
     tr_mpi_run *r = tri_mpi_enter(user, "activation");
     tr_glu_args a = *args;
     tri_mpi_operand o[3] = { { &a.g, 1, 0 }, { &a.u, 1, 0 }, { &a.y, 1, 0 } };
-    o[2].out = tri_mpi_new_value(a.y, a.g) && tri_mpi_new_value(a.y, a.u);
+    o[2].out = tri_mpi_new_value(r, a.y, a.g) && tri_mpi_new_value(r, a.y, a.u);
     TRI_MPI_SHARED(glu);
 }
 
@@ -1684,7 +1688,7 @@ static tr_status tri_mpi_gate(void *user, tr_ctx *ctx, const tr_gate_args *args)
     tr_mpi_run *r = tri_mpi_enter(user, "gate");
     tr_gate_args a = *args;
     tri_mpi_operand o[3] = { { &a.x, 1, 0 }, { &a.g, 1, 0 }, { &a.y, 1, 0 } };
-    o[2].out = tri_mpi_new_value(a.y, a.x);
+    o[2].out = tri_mpi_new_value(r, a.y, a.x);
     TRI_MPI_SHARED(gate);
 }
 
@@ -1693,7 +1697,7 @@ static tr_status tri_mpi_gelu(void *user, tr_ctx *ctx, const tr_gelu_args *args)
     tr_mpi_run *r = tri_mpi_enter(user, "activation");
     tr_gelu_args a = *args;
     tri_mpi_operand o[2] = { { &a.x, 1, 0 }, { &a.y, 1, 0 } };
-    o[1].out = tri_mpi_new_value(a.y, a.x);
+    o[1].out = tri_mpi_new_value(r, a.y, a.x);
     TRI_MPI_SHARED(gelu);
 }
 

@@ -65,6 +65,10 @@ K=tests/golden/kimi_k3
 F=tests/golden/families
 golden 'Kimi K3' '1:ep=1 2:ep=2 3:tp=3 4:pp=2,cp=2' $K/text-c --ids $K/text-c/expected.safetensors \
     --tap '*' --chunk 61
+for tap in '*gate*' '*g_proj' '*up_proj' '*o_norm'; do      # whole beside what is in part
+    golden "one operand tapped, $tap" '3:tp=3' $K/text-c --ids $K/text-c/expected.safetensors \
+        --tap "$tap" --chunk 61
+done
 printf '%s\n' '1 2 300 4' '9' '7 5 300 3 2 1' > $W/see.txt
 media=$(sed -n 's/.*"media_placeholder_token_id": *\([0-9]*\).*/\1/p' $K/multimodal/config.json)
 sed -i.bak "s/300/$media/" $W/see.txt

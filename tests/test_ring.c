@@ -885,6 +885,51 @@ static void returns_in_time(ring *r)
     _exit(0);
 }
 
+/* Stopped by another process for longer than its call may take, then woken. */
+static void woken_by(pid_t who, int then)
+{
+    pid_t parent = who;
+    if (fork()) return;
+    pause_ms(300);
+    kill(parent, SIGSTOP);
+    pause_ms(1800);
+    kill(parent, SIGCONT);
+    if (then) kill(parent, then);
+    _exit(0);
+}
+
+static void is_stopped(ring *r)                 /* and has its seconds anew */
+{
+    woken_by(getpid(), 0);
+    watch_begin("MPI_Init", 1.5);
+    for (int i = 0; i < 12; i++) pause_ms(100);
+    watch_end();
+    watch_stop();
+    ring_end(r, RING_ORDERLY, 0, RING_NOBODY, "");
+    _exit(0);
+}
+
+static void is_stopped_then_ended(ring *r)
+{
+    (void)r;
+    woken_by(getpid(), SIGTERM);
+    watch_begin("MPI_Init", 1.5);
+    sleep(60);
+}
+
+static void test_woken(void)
+{
+    const char *dir = fresh("woken");
+    ring_log l;
+    child c = run_child(dir, is_stopped);
+    CHECK(c.exit == 0 && !*c.err);
+    c = run_child(dir, is_stopped_then_ended);
+    CHECK(c.exit == 143 && strstr(c.err, "in step MPI_Init, after it had been stopped for 1."));
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+    CHECK(l.head.state == RING_FAILED && l.head.signal == SIGTERM && l.head.peer == RING_NOBODY);
+    ring_close(ctx, &l);
+}
+
 static void test_watchdog(void)
 {
     const char *dir = fresh("watch");
@@ -1009,6 +1054,7 @@ int main(void)
     TEST(test_memory);
     TEST(test_tool);
     TEST(test_watchdog);
+    TEST(test_woken);
     TEST(test_signals);
     TEST(test_launched);
     tr_ctx_free(ctx);

@@ -449,6 +449,11 @@ static inline void pm_say_outside(const pm *p, pm_verdict *v)
 static inline void pm_say_unknown(const pm *p, pm_verdict *v)
 {
     int silent = pm_oldest_lost(p);
+    for (int i = 0; i < p->world; i++)      /* woken to be ended, it knew that it was stopped */
+        if (pm_raised(&p->rank[i]) && pm_is_own(&p->rank[i]) && p->rank[i].log.head.signal) {
+            pm_say_own(v, &p->rank[i], i);
+            return;
+        }
     for (int i = 0; i < p->world && silent < 0; i++)
         if (p->rank[i].end == PM_SIGNALLED && p->rank[i].waits == RING_NOBODY) silent = i;
     if (silent >= 0) { pm_say_late(p, v, silent); return; }

@@ -8,8 +8,10 @@
  *     watch_stop();
  *
  * A call that does not return within its seconds: one sentence to stderr, the ring ends as failed,
- * the process with exit code 1. A signal that asks to end: the ring says where the rank was, one
- * sentence, exit code 128 + signal. A crash: the same, and then what the system does with one.
+ * the process with exit code 1. A process that was stopped meanwhile has its seconds anew. A signal
+ * that asks to end: the ring says where the rank was, one sentence, exit code 128 + signal; and for
+ * how long it had been stopped, since others waited for it. A crash: the same, and then what the
+ * system does with one.
  *
  * One a process, with its state in this file: handlers have no other place to look. A program
  * includes this once, after ring.h, and is linked with -pthread. */
@@ -24,10 +26,12 @@
 typedef struct watch {
     ring *r;
     _Atomic int rank;                   /* -1: not known */
+    _Atomic int64_t looked, stopped;    /* ms: when the thread last ran, 0: nothing is watched; for
+                                           how long it then did not, and so nor did the process */
     int running, stop;                  /* the rest: under lock */
     const char *what;                   /* NULL: nothing is watched */
     double seconds;
-    struct timespec until;              /* CLOCK_MONOTONIC */
+    int64_t until;                      /* ms of watch_now */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -53,6 +57,14 @@ static void watch_put_int(watch_text *t, int64_t v)
     do *--d = (char)('0' + u % 10); while (u /= 10);
     if (v < 0) *--d = '-';
     watch_put(t, d);
+}
+
+static void watch_put_tenths(watch_text *t, int64_t tenths)
+{
+    watch_put_int(t, tenths / 10);
+    if (tenths % 10 == 0) return;
+    watch_put(t, ".");
+    watch_put_int(t, tenths % 10);
 }
 
 static void watch_put_where(watch_text *t)
@@ -91,6 +103,25 @@ static void watch_say(const watch_text *sentence)
     (void)k;
 }
 
+/* ---- Was this process stopped? */
+
+enum { WATCH_LOOK_MS = 100, WATCH_STOPPED_MS = 1000 };     /* looks; longer without one: stopped */
+
+static int64_t watch_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000 + 1;
+}
+
+/* Milliseconds in which it did not run while something was watched; 0: it ran. */
+static int64_t watch_stopped(void)
+{
+    int64_t looked = atomic_load(&watch_it.looked), stopped = atomic_load(&watch_it.stopped);
+    if (looked && watch_now() - looked > stopped) stopped = watch_now() - looked;
+    return looked && stopped > WATCH_STOPPED_MS ? stopped : 0;
+}
+
 /* ---- Signals */
 
 static const int watch_asks[] = { SIGTERM, SIGINT, SIGHUP };
@@ -100,14 +131,20 @@ static const int watch_crashes[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT };
 static void watch_ended_by(int sig)
 {
     watch_text t = { "", 0 };
+    int64_t stopped = watch_stopped();
     watch_put(&t, "ended by signal ");
     watch_put_int(&t, sig);
     watch_put(&t, " (");
     watch_put(&t, ring_signal_name(sig));
     watch_put(&t, ")");
     watch_put_where(&t);
-    if (ring_end(watch_it.r, RING_SIGNALLED, sig, RING_NOBODY, t.s) || !watch_it.r ||
-        !watch_it.r->file) watch_say(&t);
+    if (stopped) {                      /* what others waited for, and so a failure of its own */
+        watch_put(&t, ", after it had been stopped for ");
+        watch_put_tenths(&t, stopped / 100);
+        watch_put(&t, " s");
+    }
+    if (ring_end(watch_it.r, stopped ? RING_FAILED : RING_SIGNALLED, sig, RING_NOBODY, t.s) ||
+        !watch_it.r || !watch_it.r->file) watch_say(&t);
 }
 
 static void watch_on_ask(int sig)
@@ -144,14 +181,9 @@ static int watch_handle(void)
 static _Noreturn void watch_time_is_up(const char *what, double seconds)
 {
     watch_text t = { "", 0 };
-    int64_t tenths = (int64_t)(seconds * 10 + 0.5);
     watch_put(&t, what);
     watch_put(&t, " did not return within ");
-    watch_put_int(&t, tenths / 10);
-    if (tenths % 10) {
-        watch_put(&t, ".");
-        watch_put_int(&t, tenths % 10);
-    }
+    watch_put_tenths(&t, (int64_t)(seconds * 10 + 0.5));
     watch_put(&t, " s: another rank did not come to it, or cannot be reached");
     ring_end(watch_it.r, RING_FAILED, 0, RING_ANYBODY, t.s);
     watch_say(&t);
@@ -162,11 +194,15 @@ static _Noreturn void watch_time_is_up(const char *what, double seconds)
     _exit(1);
 }
 
-static int watch_is_over(const struct timespec *until)
+/* The watched call may have its seconds anew if it had none of them: this process was stopped. */
+static void watch_look(watch *w)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec > until->tv_sec || (t.tv_sec == until->tv_sec && t.tv_nsec >= until->tv_nsec);
+    int64_t t = watch_now(), gap = t - atomic_load(&w->looked);
+    if (gap > WATCH_STOPPED_MS) {
+        atomic_store(&w->stopped, gap);
+        w->until = t + (int64_t)(w->seconds * 1000);
+    }
+    atomic_store(&w->looked, t);
 }
 
 static void *watch_main(void *arg)
@@ -175,9 +211,14 @@ static void *watch_main(void *arg)
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         if (!w->what) pthread_cond_wait(&w->changed, &w->lock);
-        else if (watch_is_over(&w->until)) watch_time_is_up(w->what, w->seconds);
         else {
-            struct timespec until = w->until;
+            int64_t next = watch_now() + WATCH_LOOK_MS;
+            struct timespec until;
+            watch_look(w);
+            if (atomic_load(&w->looked) >= w->until) watch_time_is_up(w->what, w->seconds);
+            if (next > w->until) next = w->until;
+            until.tv_sec = (time_t)(next / 1000);
+            until.tv_nsec = (long)(next % 1000) * 1000000;
             pthread_cond_timedwait(&w->changed, &w->lock, &until);
         }
     }
@@ -220,10 +261,9 @@ static void watch_set(const char *what, double seconds)
     pthread_mutex_lock(&w->lock);
     w->what = what;
     w->seconds = seconds;
-    clock_gettime(CLOCK_MONOTONIC, &w->until);
-    w->until.tv_sec += (time_t)seconds;
-    w->until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-    if (w->until.tv_nsec >= 1000000000) { w->until.tv_sec++; w->until.tv_nsec -= 1000000000; }
+    w->until = watch_now() + (int64_t)(seconds * 1000);
+    atomic_store(&w->stopped, 0);
+    atomic_store(&w->looked, what ? watch_now() : 0);
     pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->lock);
 }

@@ -423,11 +423,14 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
 static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **out)
 {
     tri_mpi_buf *b = &m->buf[id];
+    *out = NULL;
     if (n > b->cap) {
         size_t cap = n + n / 4;
+        tr_status s;
         tr_free(m->ctx, b->p);
         b->cap = 0;
-        TRI_MPI_TRY(tr_alloc(m->ctx, &b->p, cap));
+        s = tr_alloc(m->ctx, &b->p, cap);
+        if (s != TR_OK) return tr_mpi_raise(m, s);
         b->cap = cap;
     }
     *out = b->p;
@@ -1627,6 +1630,18 @@ static tr_status tri_mpi_cut(tr_mpi_run *r, const tri_mpi_operand *o, int n, int
     return TR_OK;
 }
 
+/* The operands become this rank's share of themselves, in the units given; 0: in those in which they
+ * are in part. */
+static tr_status tri_mpi_take_share(tr_mpi_run *r, const tri_mpi_operand *o, int n, int64_t units,
+                                    int *empty)
+{
+    int64_t found;
+    *empty = 0;
+    if (r->tp.n == 1) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_units(r->m, o, n, &found));
+    return tri_mpi_cut(r, o, n, units ? units : found, empty);
+}
+
 /* ---- operators that go head by head or element by element ------------------ */
 
 #define TRI_MPI_OPERANDS(o) ((int)(sizeof(o) / sizeof *(o)))
@@ -1643,12 +1658,8 @@ static tr_mpi_run *tri_mpi_enter(void *user, const char *op)
 /* The arguments a, cut to this rank's share by the operands o, through the local table. */
 #define TRI_MPI_SHARED(op)                                                          \
     do {                                                                            \
-        int64_t units = 0;                                                          \
-        int empty = 0;                                                              \
-        if (r->tp.n > 1) {                                                          \
-            TRI_MPI_TRY(tri_mpi_units(r->m, o, TRI_MPI_OPERANDS(o), &units));       \
-            TRI_MPI_TRY(tri_mpi_cut(r, o, TRI_MPI_OPERANDS(o), units, &empty));     \
-        }                                                                           \
+        int empty;                                                                  \
+        TRI_MPI_TRY(tri_mpi_take_share(r, o, TRI_MPI_OPERANDS(o), 0, &empty));      \
         return empty ? TR_OK : r->local.op(r->local.user, ctx, &a);                 \
     } while (0)
 
@@ -1877,10 +1888,14 @@ static int tri_mpi_cp_rank(const tr_mpi_run *r, int j)
     return j < 0 ? -1 : r->cp.first + j * r->cp.step;
 }
 
+/* q NULL: nobody else has to do with it. */
 static tri_mpi_link tri_mpi_link_of(const tr_mpi_run *r, const tri_mpi_seq *q)
 {
     int me = r->cp.me, last = r->cp.n - 1, first = last, from = -1, to = -1, give = -1;
     tri_mpi_link l;
+    memset(&l, 0, sizeof l);
+    l.from = l.to = l.give = -1;
+    if (!q) return l;
     for (int j = 0; j <= last; j++) {
         tr_range t = tri_mpi_tokens(r, q, j);
         if (t.begin == t.end) continue;
@@ -1957,16 +1972,10 @@ static tr_status tri_mpi_shortconv(void *user, tr_ctx *ctx, const tr_conv_args *
     tr_conv_args a = *args;
     tri_mpi_operand o[4] = { { &a.x, 1, 0 }, { &a.w, 0, 0 }, { &a.hist, 0, 0 }, { &a.y, 1, 1 } };
     const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_CONV_Q, TR_STATE_CONV_V, a.hist.data);
-    tri_mpi_link l;
-    int64_t units = 0;
-    int empty = 0;
-    if (r->tp.n > 1) {
-        TRI_MPI_TRY(tri_mpi_units(r->m, o, 4, &units));
-        TRI_MPI_TRY(tri_mpi_cut(r, o, 4, units, &empty));
-    }
+    tri_mpi_link l = tri_mpi_link_of(r, q);
+    int empty;
+    TRI_MPI_TRY(tri_mpi_take_share(r, o, TRI_MPI_OPERANDS(o), 0, &empty));
     if (empty) return TR_OK;
-    if (!q) return r->local.shortconv(r->local.user, ctx, &a);
-    l = tri_mpi_link_of(r, q);
     TRI_MPI_TRY(tri_mpi_take_state(r, &l, "short convolution", a.hist));
     TRI_MPI_TRY(r->local.shortconv(r->local.user, ctx, &a));
     return tri_mpi_hand_state(r, &l, "short convolution", a.hist);
@@ -1979,16 +1988,10 @@ static tr_status tri_mpi_delta(void *user, tr_ctx *ctx, const tr_delta_args *arg
     tri_mpi_operand o[7] = { { &a.q, 1, 0 }, { &a.k, 1, 0 }, { &a.v, 1, 0 }, { &a.g, 1, 0 },
                              { &a.beta, 1, 0 }, { &a.S, 0, 0 }, { &a.o, 1, 1 } };
     const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_DELTA, TR_STATE_DELTA, a.S.data);
-    tri_mpi_link l;
-    int64_t units = 0;
-    int empty = 0;
-    if (r->tp.n > 1) {
-        TRI_MPI_TRY(tri_mpi_units(r->m, o, 7, &units));
-        TRI_MPI_TRY(tri_mpi_cut(r, o, 7, units, &empty));
-    }
+    tri_mpi_link l = tri_mpi_link_of(r, q);
+    int empty;
+    TRI_MPI_TRY(tri_mpi_take_share(r, o, TRI_MPI_OPERANDS(o), 0, &empty));
     if (empty) return TR_OK;
-    if (!q) return r->local.delta(r->local.user, ctx, &a);
-    l = tri_mpi_link_of(r, q);
     TRI_MPI_TRY(tri_mpi_take_state(r, &l, "delta rule", a.S));
     TRI_MPI_TRY(r->local.delta(r->local.user, ctx, &a));
     return tri_mpi_hand_state(r, &l, "delta rule", a.S);
@@ -2001,11 +2004,9 @@ static tr_status tri_mpi_attn(void *user, tr_ctx *ctx, const tr_attn_args *args)
     tri_mpi_operand o[6] = { { &a.q, 1, 0 }, { &a.k, 1, 0 }, { &a.v, 1, 0 }, { &a.sink, 0, 0 },
                              { &a.probs, 0, 1 }, { &a.y, 1, 1 } };
     const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_K, TR_STATE_K, a.k.data);
-    if (q) {
-        tri_mpi_link l = tri_mpi_link_of(r, q);
-        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "keys", q, a.k));
-        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "values", q, a.v));
-    }
+    tri_mpi_link l = tri_mpi_link_of(r, q);
+    TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "keys", q, a.k));
+    TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "values", q, a.v));
     TRI_MPI_SHARED(attn);
 }
 
@@ -2018,16 +2019,10 @@ static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
     tri_mpi_operand o[5] = { { &a.q, 1, 0 }, { &a.kv, 1, 1 }, { &a.absorbed, 1, 1 },
                              { &a.probs, 0, 1 }, { &a.y, 1, 1 } };
     const tri_mpi_seq *q = tri_mpi_seq_of(r, TR_STATE_LATENT, TR_STATE_LATENT, a.latent.data);
-    int64_t units = 0;
-    int empty = 0;
-    if (q) {
-        tri_mpi_link l = tri_mpi_link_of(r, q);
-        TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "latent rows", q, a.latent));
-    }
-    if (r->tp.n > 1) {
-        TRI_MPI_TRY(tri_mpi_units(r->m, o, 5, &units));
-        TRI_MPI_TRY(tri_mpi_cut(r, o, 5, H, &empty));
-    }
+    tri_mpi_link l = tri_mpi_link_of(r, q);
+    int empty;
+    TRI_MPI_TRY(tri_mpi_pass_rows(r, &l, "latent rows", q, a.latent));
+    TRI_MPI_TRY(tri_mpi_take_share(r, o, TRI_MPI_OPERANDS(o), H, &empty));
     return empty ? TR_OK : r->local.mla(r->local.user, ctx, &a);
 }
 

@@ -1,9 +1,10 @@
-/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/20_mpi_hello.c -o build/20_mpi_hello -lm && mpirun -n 4 build/20_mpi_hello */
+/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/20_mpi_hello.c -o build/20_mpi_hello -lm && mpirun --oversubscribe -n 4 build/20_mpi_hello */
 
 /* Four ranks, two stages of two: what each of them opens of a small Kimi K3. Every rank fills in a
  * line about itself and sends it to rank 0, which prints them: an exchange names who gives and who
- * gets, with sizes that both sides know. Then rank 2 says something else than the others where all
- * must say the same, and every rank is told who it was. */
+ * gets, with sizes that both sides know. Then, on purpose, rank 2 says something else than the
+ * others where all must say the same, and every rank is told who it was. As root (in a container)
+ * Open MPI does not start by itself: see docs/howto/ranks.md. */
 
 #define TRILLION_IMPLEMENTATION
 #define TRILLION_MPI_IMPLEMENTATION
@@ -69,7 +70,9 @@ int main(int argc, char **argv)
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
     s = tr_mpi_same(m, "the weather", tr_mpi_rank(m) == 2 ? "rain" : "sun");
-    if (!tr_mpi_rank(m)) printf("\nstatus \"%s\": %s\n", tr_status_str(s), tr_err_last(ctx));
+    if (!tr_mpi_rank(m))
+        printf("\na disagreement, made on purpose: all must name one weather, and rank 2 does not\n"
+               "status \"%s\": %s\n", tr_status_str(s), tr_err_last(ctx));
     tr_mpi_model_close(mm);
     tr_mpi_free(m);
     tr_ctx_free(ctx);
@@ -84,5 +87,6 @@ rank  stage    layers  rows of o_proj      experts      bytes
    2      1        4-8    0-39 of 80         6 of 12    940560
    3      1        4-8   40-79 of 80         6 of 12   1024240
 
+a disagreement, made on purpose: all must name one weather, and rank 2 does not
 status "another rank failed": rank 2 differs from rank 0 in the weather: rain; rank 0: sun
 */

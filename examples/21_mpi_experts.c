@@ -1,11 +1,12 @@
-/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/21_mpi_experts.c -o build/21_mpi_experts -lm && mpirun -n 4 build/21_mpi_experts */
+/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/21_mpi_experts.c -o build/21_mpi_experts -lm && mpirun --oversubscribe -n 4 build/21_mpi_experts */
 
 /* Which token went to which rank, and came back. Four sequences of two tokens are dealt to four
  * ranks; a layer's twelve experts too, three a rank. The router of each token's own rank chooses
  * four experts; the token's row goes once to each rank that holds some of them; the answers come
  * back, one row an expert, and the token's rank adds them in increasing expert index. So where an
  * expert stands can be read off a map and cannot be read off the result: the layer's output is
- * compared with that of a run without MPI, and then again with another map. */
+ * compared with that of a run without MPI, and then again with another map. As root (in a
+ * container) Open MPI does not start by itself: see docs/howto/ranks.md. */
 
 #define TRILLION_IMPLEMENTATION
 #define TRILLION_MPI_IMPLEMENTATION

@@ -1,9 +1,17 @@
-/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/22_mpi_generate.c -o build/22_mpi_generate -lm && mpirun -n 4 build/22_mpi_generate */
+/* mpicc -std=c11 -O2 -ffp-contract=off -I. examples/22_mpi_generate.c -o build/22_mpi_generate -lm && mpirun --oversubscribe -n 4 build/22_mpi_generate */
 
 /* Two prompts and five tokens after each, by four ranks in five layouts. All ranks see all prompts,
  * and tr_mpi_next tells all of them what each sequence says next, whichever rank has its logits.
  * The ids are the same in every layout; what is sent for them is not. (The weights of this small
- * DeepSeek-V3 are random; so are the answers.) */
+ * DeepSeek-V3 are random; so are the answers.)
+ *
+ * What is sent:  rows      tp: the part of a value a rank computed, to those that need all of it
+ *                dispatch  tokens, to the ranks that hold their experts, with the lists of which
+ *                combine   the experts' answers, back to the rank of the token
+ *                stage     pp: the hidden state, to the rank that has the next layers
+ *                context   cp: what the later tokens of a prompt need of the earlier: latent rows
+ *
+ * As root (in a container) Open MPI does not start by itself: see docs/howto/ranks.md. */
 
 #define TRILLION_IMPLEMENTATION
 #define TRILLION_MPI_IMPLEMENTATION

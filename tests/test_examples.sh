@@ -32,7 +32,7 @@ for src in "$@"; do
     compile=$CC start=
     case $(head -n 1 "$src") in
         "/* cc "*" $src "*) ;;
-        "/* mpicc "*" $src "*"mpirun -n 4 "*)
+        "/* mpicc "*" $src "*"mpirun --oversubscribe -n 4 "*)
             has_mpi || { echo "skipped $src: there is no MPI"; continue; }
             compile=${MPICC:-mpicc} start="ranks 4 60" ;;
         *) fail "$src: its first line is not the command that builds it"; continue ;;

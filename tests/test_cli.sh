@@ -210,6 +210,8 @@ $T golden $mm --ids $mm/expected.safetensors -o $W/piece.st 2> $W/err
 [ "$(grep -c warning: $W/err)" = 1 ] && grep -q "2 warnings; .trillion audit $mm. lists" $W/err &&
     ok 'two warnings are one line' || bad 'two warnings are one line' "$(cat $W/err)"
 gives 'which audit lists' 0 'warnings expected.safetensors padded' $T audit $mm
+[ "$(tail -n 1 $W/out)" = 'fine (2 warnings above)' ] && ok 'and counts beside its verdict' ||
+    bad 'and counts beside its verdict' "$(tail -n 1 $W/out)"
 echo "85 88 277 30" > $W/one-image.txt
 gives 'golden with --pixels' 0 'logits' $T golden $mm --ids $W/two-images.txt \
     --pixels $mm/expected.safetensors -o $W/piece.st
@@ -274,8 +276,14 @@ $T golden $mm --image $png -o $W/by-file.st --tap 'mm_projector.0' 2> /dev/null
 $T golden $mm --pixels $W/png.st -o $W/by-patches.st --tap 'mm_projector.0' 2> /dev/null
 gives 'a picture and its patches are the same' 0 'no difference' $T compare $W/by-file.st \
     $W/by-patches.st
+grep -q warning: $W/err && bad 'and nothing is warned of' "$(cat $W/err)" ||
+    ok 'and nothing is warned of'
 gives 'its file and pass order are in the golden' 0 'image_sha256 pillow' \
     sh -c "head -c 4000 $W/by-file.st | LC_ALL=C tr -cd '[:print:]'"
+$T golden $mm --image tests/golden/images/files/photo_113x251.png -o $W/photo.st \
+    --tap 'mm_projector.0' 2> /dev/null
+gives 'goldens of different pictures' 1 "warning: $W/by-file.st $W/photo.st different pictures" \
+    $T compare $W/by-file.st $W/photo.st
 if ${PYTHON:-python3} -c 'import numpy' 2> /dev/null; then
     port() { ${PYTHON:-python3} "$1" $mm $W/cup.st $W/port.st; }
     $T image tests/golden/images/files/photo_113x251.png --model $mm -o $W/cup.st > $W/out 2>&1

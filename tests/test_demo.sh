@@ -18,7 +18,8 @@ tail -n 1 $W/out | grep -q '^demo: from picture to answer' && ok 'its last line 
     ok 'seven comparisons' || bad 'seven comparisons' "$(cat $W/out)"
 wide=$(awk 'length > 100' $W/out)
 [ -z "$wide" ] && ok 'it fits 100 columns' || bad 'it fits 100 columns' "$wide"
-for w in '75 x 166' '1 x 12 x 6' 'patches   72' 'tokens    18' '688 of 688'; do
+for w in '75 x 166' '1 x 12 x 6' 'patches   72' 'tokens    18' '688 of 688' \
+    'fine (2 warnings, which it lists)'; do
     grep -q "$w" $W/out && ok "it shows $w" || bad "it shows $w"
 done
 build/trillion image build/demo/seen.png --model $G/kimi_k3/multimodal 2>&1 | grep -q '431 x 860' &&

@@ -112,18 +112,21 @@ sed -n '/^$/d;s/^  \([a-z]\)/     \1/p' $W/out | grep -v SHA
 expected=$G/images/expected/photo_113x251.png.limit60.safetensors
 bytes $expected resized_pillow12 > $W/theirs
 bytes $W/photo.safetensors resized > $W/ours
-verdict 'every byte of the resized picture' cmp -s $W/theirs $W/ours
+verdict "every byte of the resized picture, to Pillow 12's" cmp -s $W/theirs $W/ours
 hash=$(sed -n 's/.*pixel_values  SHA-256 //p' $W/out)
-verdict 'SHA-256 of all patches' grep -aq "\"pixel_values_sha256_pillow12\":\"$hash\"" $expected
+verdict "SHA-256 of all patches, to that of the vendor's processor" \
+    grep -aq "\"pixel_values_sha256_pillow12\":\"$hash\"" $expected
 echo "  look at $W/seen.png: patches apart by grey lines, tokens by orange ones"
 
 title '2  Is the checkpoint what its config says?'
 do_it audit $K/multimodal
 awk '/^(tensors|bytes) / { sub(/^/, "     "); print }
      /^[A-Z]+ \+ /       { kind = $1 " + " $3; sub(/.*iB  /, ""); kinds = kinds "; " kind ": " $0 }
-     /^fine/             { print "     layers      " substr(kinds, 3); print "  fine" }' $W/out
+     /^fine/             { print "     layers      " substr(kinds, 3)
+                           sub(/ above/, ", which it lists"); print "  " $0 }' $W/out
 
 title '3  The vision tower, tap by tap: four pictures and a clip of three frames'
+echo "  the bound on max rel is $bound: rounding alone, in float64, is about 1e-14"
 echo '  ~ in a name: modules left out, so that it fits'
 do_it golden $K/vision --pixels $K/vision/expected.safetensors --profile oracle --tap '*' \
     -o $W/tower.safetensors

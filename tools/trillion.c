@@ -1495,7 +1495,10 @@ static void audit_print(app *a, const tr_model *m, const tr_plan *p, const censu
     if (opt(a, "--deep"))
         printf("\nevery byte of %s tensor%s read%s\n", commas(d->tensors).s, plural(d->tensors),
                d->resumed ? ", some of them in an earlier run" : "");
-    printf("\n%s\n", d->findings.n ? "FAILED" : "fine");
+    printf("\n%s", d->findings.n ? "FAILED" : "fine");
+    if (a->warnings.n)
+        printf(" (%lld warning%s above)", (long long)a->warnings.n, plural(a->warnings.n));
+    printf("\n");
 }
 
 static void js_layer_open(app *a, const tr_plan_layer *l)
@@ -2505,7 +2508,8 @@ static void compare_all(comparison *c)
         if (!used[i]) lines_add(a, &c->only_a, c->file_a.entry[i].name);
 }
 
-/* A golden knows its prompt's hash; a dump may hold the prompt. */
+/* A golden knows the hashes of its prompt and its pixels; a dump may hold the prompt. A port's own
+ * pixels may differ in rounding, so a dump's are a row of the table and not another picture. */
 static void compare_prompts(comparison *c)
 {
     const char *ours = tr_st_meta(&c->file_b, "input_ids_sha256");
@@ -2522,6 +2526,11 @@ static void compare_prompts(comparison *c)
     }
     if (ours && theirs && strcmp(ours, theirs) != 0)
         say(c->a, "warning: %s and %s are about different prompts", c->file_a.path, c->file_b.path);
+    ours = tr_st_meta(&c->file_b, "pixel_values_sha256");
+    theirs = tr_st_meta(&c->file_a, "pixel_values_sha256");
+    if (ours && theirs && strcmp(ours, theirs) != 0 && !tr_st_find(&c->file_b, "pixel_values"))
+        say(c->a, "warning: %s and %s are about different pictures, or of other sizes",
+            c->file_a.path, c->file_b.path);
 }
 
 /* A golden says contract and profile. If only theirs does, the two were likely swapped. */

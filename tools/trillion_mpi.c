@@ -31,6 +31,7 @@
     "The same answers as `trillion`, to the bit and byte, whatever the layout. As root (in a\n" \
     "container) Open MPI starts with --allow-run-as-root, or with OMPI_ALLOW_RUN_AS_ROOT=1 and\n" \
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: it refuses by itself, as what a wrong program damages is\n" \
-    "larger there. Its own boxes after ours: OMPI_MCA_orte_execute_quiet=1 turns them off.\n\n"
+    "larger there. Its own boxes after ours: OMPI_MCA_orte_execute_quiet=1 turns them off,\n" \
+    "and with them its line that names a rank which was killed.\n\n"
 
 #include "trillion.c"

@@ -1630,8 +1630,8 @@ static tr_status tri_mpi_cut(tr_mpi_run *r, const tri_mpi_operand *o, int n, int
     return TR_OK;
 }
 
-/* The operands become this rank's share of themselves, in the units given; 0: in those in which they
- * are in part. */
+/* The operands become this rank's share of themselves, in the units given; 0: in those in which
+ * they are in part. */
 static tr_status tri_mpi_take_share(tr_mpi_run *r, const tri_mpi_operand *o, int n, int64_t units,
                                     int *empty)
 {

@@ -682,15 +682,18 @@ static uint64_t tri_mpi_arrived(const tr_mpi *m, const tri_mpi_msg *x)
 static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
 {
     char at[64];
-    int who = x->peer;
-    for (int k = 0; k < m->size && m->waits[who] >= 0 && who != m->rank; k++) who = m->waits[who];
+    const char *through;
+    int who = x->peer, hops = 0;
+    for (; hops < m->size && m->waits[who] >= 0 && who != m->rank; hops++) who = m->waits[who];
+    through = hops > 1 ? ", through others," : "";
     tri_mpi_at(x->layer, x->step, at);
     if (who == m->rank)
-        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: deadlock: in %s it waits for rank %d, and "
-                       "that, over others, for it (%.1f s)", m->rank, at, x->peer, waited);
-    if (who != x->peer)
-        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: in %s rank %d waits for rank %d, and "
-                       "that, over others, for it (%.1f s)", who, at, m->rank, x->peer, waited);
+        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: deadlock: it waits for rank %d in %s, which "
+                       "waits%s for rank %d (%.1f s)", who, x->peer, at, through, who, waited);
+    if (hops)
+        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: rank %d waits for rank %d in %s, "
+                       "which waits%s for rank %d (%.1f s)", who, m->rank, x->peer, at, through,
+                       who, waited);
     return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: %s: rank %d %s %llu of %llu bytes in "
                    "%.1f s", who, at, m->rank, x->sends ? "could hand it" : "had",
                    (unsigned long long)tri_mpi_arrived(m, x), (unsigned long long)x->bytes, waited);
@@ -968,9 +971,12 @@ tr_status tr_mpi_layout_parse(tr_ctx *ctx, tr_mpi_layout *out, const char *text,
     for (const char *s = text; *s; n++) {
         int k = 0, v = 0;
         while (k < 4 && strncmp(s, name[k], 2)) k++;
-        if (k == 4 || s[2] != '=' || *field[k])
+        if (k == 4 || s[2] != '=')
             return tr_fail(ctx, TR_ERR_ARG, "layout '%s': at '%s' stands none of pp=, tp=, ep=, "
-                           "cp=, or one for the second time", text, s);
+                           "cp=", text, s);
+        if (*field[k])
+            return tr_fail(ctx, TR_ERR_ARG, "layout '%s': %s= is given for the second time", text,
+                           name[k]);
         for (s += 3; *s >= '0' && *s <= '9' && v < 1000000; s++) v = 10 * v + (*s - '0');
         if (v < 1 || (*s && *s != ',') || (*s == ',' && !s[1]))
             return tr_fail(ctx, TR_ERR_ARG, "layout '%s': %s= needs a number from 1 on", text,

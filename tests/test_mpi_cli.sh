@@ -36,7 +36,7 @@ gives() {
     if [ "$code" -eq 2 ]; then
         [ -s $W/out ] && why="$why; stdout is not empty"
         said=$(grep -c '^trillion-mpi: ' $W/err)
-        aside=$(grep -cE '^trillion-mpi: (warning: |events of the ranks )| s spent, about ' $W/err)
+        aside=$(grep -cE '^trillion-mpi: (warning: |events of the ranks |`trillion postmortem )| s spent, about ' $W/err)
         [ $((said - aside)) = 1 ] || why="$why; not one sentence"
     fi
     [ -z "$why" ] && ok "$name" || bad "$name" "$why

@@ -446,6 +446,23 @@ static void test_killed(void)
     VERDICT(PM_LATE, 1, "rank 1 stopped first, in layer 3, step dispatch|10.1 s before others gave "
             "up|no ending|rank 0 said: rank 1 is late: layer 3, dispatch, 4096");
 
+    fake("kill-5", 0);                  /* 3 was ended by the launcher; both waited */
+    ev(0, 5.02, RING_WAIT, -1, 3, "next tokens");
+    ev(1, 5.02, RING_WAIT, -1, 0, "next tokens");
+    ev(2, 4.9, RING_WAIT, -1, 0, "agreement");
+    ev(3, 5.01, RING_WAIT, 5, 2, "hidden state");
+    signalled(0, 6.0); signalled(1, 6.0);
+    VERDICT(PM_KILLED, 2, "rank 2 was killed without a word|step agreement|; rank 3 has no ending "
+            "either, which was silent less long");
+
+    fake("kill-6", 0);
+    ev(0, 5.02, RING_WAIT, -1, 1, "agreement");
+    ev(1, 5.02, RING_WAIT, 1, 0, "hidden state");
+    ev(2, 4.96, RING_WAIT, -1, 0, "agreement");
+    ev(3, 5.02, RING_STEP, 5, 2, "hidden state");
+    signalled(1, 6.0);
+    VERDICT(PM_KILLED, 2, "rank 2 was killed|; rank 0 and 1 more have no ending either");
+
     fake("kill-4", 0);                  /* while it waited for one that MPI then ended, too */
     ev(0, 5.0, RING_WAIT, 3, 1, "combine");
     ev(1, 4.9, RING_WAIT, 3, 0, "combine");
@@ -521,6 +538,70 @@ static void test_stopped(void)
     VERDICT(PM_LATE, 3, "rank 3 stopped first|step kda");
 }
 
+/* Stopped while it waits, in a circle with those that wait for it: their words decide. */
+static void test_stopped_in_circle(void)
+{
+    static const char said[] = "rank 2 is late: layer 5, hidden state: rank 3 had 0 of 960 bytes";
+    fake("ring-1", 0);
+    ev(0, 5.0008, RING_WAIT, -1, 3, "next tokens");
+    ev(1, 5.0003, RING_WAIT, -1, 0, "next tokens");
+    ev(2, 4.9999, RING_WAIT, 3, 1, "hidden state");
+    ev(3, 4.9995, RING_WAIT, 5, 2, "hidden state");
+    ev(3, 8.0, RING_WAIT, 5, 2, "hidden state");
+    failed(3, 8.0, 2, said);
+    told(0, 8.001, 3, said);
+    told(1, 8.002, 3, said);
+    ev(2, 8.05, RING_STEP, 3, -1, "norm");              /* woken, for a moment */
+    signalled(2, 8.06);
+    VERDICT(PM_LATE, 2, "rank 2 stopped first, in layer 3, step hidden state, waiting for rank 1, "
+            "3.0 s before others gave up|rank 3 said: rank 2 is late: layer 5");
+
+    fake("ring-2", 0);                  /* most sentences; rank 1 is named once, and first */
+    for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_WAIT, 3, (i + 3) % WORLD, "rows");
+    failed(3, 8.0, 1, "rank 1 is late: rank 3 waits for rank 2 in layer 3, rows, which waits");
+    failed(2, 8.1, 1, "rank 1 is late: layer 3, rows: rank 2 had 0 of 4096 bytes in 3.0 s");
+    told(0, 7.9, 3, "rank 3: it reads no more");
+    signalled(1, 8.3);
+    VERDICT(PM_LATE, 1, "rank 1 stopped first");
+
+    fake("ring-3", 0);                  /* the one it waited for was busy all the time */
+    ev(0, 5.0, RING_WAIT, 3, 2, "rows");
+    ev(2, 5.0, RING_WAIT, 3, 1, "rows");
+    ev(1, 7.99, RING_STEP, 3, -1, "experts");
+    failed(0, 8.0, 2, "rank 2 is late: layer 3, rows: rank 0 had 0 of 4096 bytes in 3.0 s");
+    signalled(1, 8.3); signalled(2, 8.3); signalled(3, 8.3);
+    VERDICT(PM_LATE, 2, "rank 2 stopped first, in layer 3, step rows, waiting for rank 1");
+}
+
+/* Woken by the launcher, it hears what was said of it, and ends with that. */
+static void test_woken(void)
+{
+    static const char said[] = "rank 2 is late: layer 4, counts: rank 1 had 0 of 64 bytes in 3.0 s";
+    for (int how = 0; how < 3; how++) {
+        fake(how == 0 ? "woken-1" : how == 1 ? "woken-2" : "woken-3", 0);
+        ev(0, 5.0, RING_WAIT, 4, 1, "answers");
+        ev(1, 5.0, RING_WAIT, 4, 2, "counts");
+        ev(2, 5.0, RING_STEP, 4, -1, "counts");
+        ev(3, 5.0, RING_WAIT, 4, 1, "answers");
+        failed(1, 8.0, 2, said);
+        told(0, 8.1, 1, said);
+        ev(2, 8.2, RING_STEP, 5, -1, "mla");
+        ev(2, 8.3, RING_WAIT, 5, 1, "rows");
+        if (how != 1) ev(2, 8.4, RING_FAIL, -1, how == 0 ? 1 : -1, said);   /* else not yet */
+        fin(2, 8.4, RING_FAILED, 0, -1, RING_GIVEN_UP);
+        signalled(3, 8.5);
+        VERDICT(PM_LATE, 2, "rank 2 was stopped or slow: silent for 3.0 s in layer 4, step counts; "
+                "rank 1 gave up waiting for it: rank 2 is late: layer 4, counts: rank 1 had 0");
+    }
+
+    fake("woken-4", 0);                 /* it went on until its ring held nothing else */
+    ev(1, 5.0, RING_WAIT, 4, 2, "counts");
+    failed(1, 8.0, 2, said);
+    for (int i = 0; i < RING_RECORDS; i++) ev(2, 8.1, RING_STEP, 5, -1, "mla");
+    signalled(0, 8.4); signalled(2, 8.4); signalled(3, 8.4);
+    VERDICT(PM_LATE, 2, "rank 2 stopped first, in layer 5, step mla");
+}
+
 static void test_own(void)
 {
     fake("nan", 0);
@@ -581,12 +662,12 @@ static void test_deadlock(void)
     VERDICT(PM_DEADLOCK, 0, "deadlock: rank 0 waits for rank 1 (layer 3, step rows), rank 1 waits "
             "for rank 2 (layer 4, step combine), rank 2 waits for rank 0");
 
-    fake("circle-2", 0);                /* the first to give up has the launcher end the others */
+    fake("circle-2", 0);                /* 1 did not tell at half of its deadline that it waits */
     ev(0, 5.0, RING_WAIT, 3, 1, "rows");
     ev(1, 5.1, RING_WAIT, 4, 0, "combine");
     failed(0, 15.0, 1, "rank 1 is late");
     signalled(1, 15.1); signalled(2, 15.1); signalled(3, 15.1);
-    VERDICT(PM_DEADLOCK, 0, "rank 0 waits for rank 1|rank 1 waits for rank 0|unless");
+    VERDICT(PM_LATE, 1, "rank 1 stopped first, in layer 4, step combine, waiting for rank 0|9.9 s");
 
     fake("circle-3", 0);                /* found by one of them */
     ev(0, 5.0, RING_WAIT, 3, 1, "rows");
@@ -680,6 +761,9 @@ static void test_outside(void)
             "55.5 s in layer 3, step mla");
 }
 
+static char tool_out[1 << 16];
+static int tool(const char *args);
+
 /* Ranks that are still there: real processes, one of them stopped. */
 static void test_alive(void)
 {
@@ -708,12 +792,22 @@ static void test_alive(void)
     CHECK_OK(ctx, pm_read(ctx, &p, dir));
     v = pm_judge(&p);
     CHECK(v.why == PM_RUNNING && v.first == 1 && strstr(v.sentence, "all 3 ranks are still there"));
+    CHECK(pm_is_healthy(&p) && strstr(v.sentence, "step rows, silent for 0."));
+    CHECK(tool(dir) == 1 && strstr(tool_out, "s silent") && !strchr(tool_out, '*'));
     pm_free(ctx, &p);
     kill(pid[1], SIGSTOP);
     waitpid(pid[1], NULL, WUNTRACED);
     CHECK_OK(ctx, pm_read(ctx, &p, dir));
     v = pm_judge(&p);
-    CHECK(v.first == 1 && strstr(v.sentence, "is stopped"));
+    CHECK(v.first == 1 && strstr(v.sentence, "is stopped") && !pm_is_healthy(&p));
+    CHECK(tool(dir) == 1 && strstr(tool_out, "\n*     1 "));
+    pm_free(ctx, &p);
+    kill(pid[1], SIGCONT);
+    kill(pid[2], SIGSTOP);              /* a stopped one before one that runs */
+    waitpid(pid[2], NULL, WUNTRACED);
+    CHECK_OK(ctx, pm_read(ctx, &p, dir));
+    v = pm_judge(&p);
+    CHECK(v.first == 2 && strstr(v.sentence, "is stopped"));
     pm_free(ctx, &p);
     for (int i = 0; i < 3; i++) {
         kill(pid[i], SIGKILL);
@@ -785,8 +879,6 @@ static void test_memory(void)
 }
 
 /* ---- the tool */
-
-static char tool_out[1 << 16];
 
 static int tool(const char *args)
 {
@@ -1044,6 +1136,8 @@ int main(void)
     TEST(test_in_order);
     TEST(test_killed);
     TEST(test_stopped);
+    TEST(test_stopped_in_circle);
+    TEST(test_woken);
     TEST(test_own);
     TEST(test_deadlock);
     TEST(test_all_silent);

@@ -17,9 +17,13 @@
  *                                                                   of them
  *     4. signals ended all                                          who was silent, or ended first
  *
- * Arrows in a circle are a deadlock, unless one on it could not have kept silent so long: a rank
- * that waits tells so at its deadline if it runs, so one that had waited longer than those that did
- * was stopped.
+ * Arrows in a circle are a deadlock, unless one on it is called late and said nothing itself: a
+ * rank that runs and waits tells so at half of its deadline, so that one was stopped. Of several the
+ * one that most sentences name, of those the one named first. For the same reason no arrow leads
+ * from a rank without a sentence to one that was busy for half of the time since then.
+ *
+ * A launcher that ends a run may end with SIGKILL a rank that had only waited; so of ranks without
+ * an ending beside others with one, the one that was silent longest was killed first.
  *
  * Clocks of machines must agree to less than the deadline.
  *
@@ -60,7 +64,8 @@ typedef struct pm_rank {
 typedef struct pm {
     int      world, known;      /* known: rings there are */
     pm_rank *rank;              /* [world] */
-    int64_t  end;               /* when the first failed or gave up; else of the last event */
+    int64_t  end;               /* when the first failed or gave up; else now if one lives; else
+                                   of the last event */
     char   **damaged;  int64_t n_damaged;   /* sentences on files that were left out */
 } pm;
 
@@ -129,7 +134,8 @@ static inline void pm_look(pm_rank *r)          /* how it ended */
     if (state == RING_FAILED || (state == RING_RUNNING && fail)) {
         r->end = PM_FAILED;
         r->said = *h->sentence ? h->sentence : fail ? fail->step : "";
-        r->told = fail && fail->peer >= 0 && fail->peer != h->rank;
+        r->told = !strcmp(r->said, RING_GIVEN_UP) ||
+                  (fail && fail->peer >= 0 && fail->peer != h->rank);
         r->blames = h->peer != RING_NOBODY ? h->peer : pm_named(r->said, h->rank, h->world);
         if (r->blames == h->rank) r->blames = RING_NOBODY;
         if (fail) r->over = fail->time;
@@ -146,6 +152,11 @@ static inline void pm_look_at(pm_rank *r, int64_t t)
     r->since = r->log.head.begun;
     r->waits = RING_NOBODY;
     while (i >= 0 && (r->log.rec[i].kind == RING_FAIL || r->log.rec[i].time > t)) i--;
+    if (i < 0 && r->log.n && atomic_load(&r->log.rec[0].number) > 1) {
+        r->last = &r->log.rec[0];       /* all it did before is written over */
+        r->since = t;
+        return;
+    }
     if (i < 0) return;
     r->last = &r->log.rec[i];
     r->since = r->last->time;
@@ -156,12 +167,20 @@ static inline void pm_look_at(pm_rank *r, int64_t t)
 
 static inline int pm_raised(const pm_rank *r) { return r->end == PM_FAILED && !r->told; }
 
+/* When r was last heard of doing something; a missing one never was. */
+static inline int64_t pm_seen(const pm_rank *r)
+{
+    return r->file ? r->since : INT64_MIN;
+}
+
 static inline int pm_next(const pm *p, int r)   /* the arrow from r; RING_NOBODY, RING_ANYBODY */
 {
     const pm_rank *q = &p->rank[r];
     if (pm_raised(q)) return strstr(q->said, "deadlock") ? q->waits : q->blames;
-    return q->end == PM_MISSING || q->end == PM_ORDERLY || q->end == PM_CRASHED ? RING_NOBODY :
-           q->waits;
+    if (q->end == PM_MISSING || q->end == PM_ORDERLY || q->end == PM_CRASHED) return RING_NOBODY;
+    if (q->waits >= 0 && q->blames == RING_NOBODY &&
+        pm_seen(&p->rank[q->waits]) > pm_seen(q) + (p->end - pm_seen(q)) / 2) return RING_NOBODY;
+    return q->waits;
 }
 
 static inline int pm_is_own(const pm_rank *r)   /* failed for a reason of its own */
@@ -170,12 +189,6 @@ static inline int pm_is_own(const pm_rank *r)   /* failed for a reason of its ow
 }
 
 static inline int pm_is_lost(const pm_rank *r) { return r->end <= PM_SILENT; }
-
-/* When r was last heard of doing something; a missing one never was. */
-static inline int64_t pm_seen(const pm_rank *r)
-{
-    return r->file ? r->since : INT64_MIN;
-}
 
 /* ---- Words */
 
@@ -203,7 +216,7 @@ static inline void pm_put_where(pm_verdict *v, const pm_rank *r)
 }
 
 /* Who gave up, and its sentence: one that names r, if there is one. */
-static inline void pm_put_witness(const pm *p, pm_verdict *v, int r)
+static inline void pm_put_witness(const pm *p, pm_verdict *v, int r, const char *said)
 {
     int w = -1, best = -1;
     for (int i = 0; i < p->world; i++) {
@@ -213,7 +226,7 @@ static inline void pm_put_witness(const pm *p, pm_verdict *v, int r)
         w = i;
         best = good;
     }
-    if (w >= 0) pm_put(v, "; rank %d said: %s", w, p->rank[w].said);
+    if (w >= 0) pm_put(v, "; rank %d %s: %s", w, said, p->rank[w].said);
 }
 
 /* Not below 0: what began after the end, or on another clock. */
@@ -221,26 +234,43 @@ static inline double pm_seconds(int64_t ns) { return ns > 0 ? (double)ns / 1e9 :
 
 /* ---- The arrows */
 
+/* How many sentences call r late, of those who gave up, or of all if none of their rings is here;
+ * *first: when the first was said. */
+static inline int pm_accusers(const pm *p, int r, int64_t *first)
+{
+    int n[2] = { 0, 0 };
+    int64_t when[2] = { INT64_MAX, INT64_MAX };
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        if (q->end != PM_FAILED || q->blames != r) continue;
+        n[q->told]++;
+        if (q->over < when[q->told]) when[q->told] = q->over;
+    }
+    *first = n[0] ? when[0] : when[1];
+    return n[0] + n[1];
+}
+
 /* Of a circle through r: the one that was stopped; -1: it is a deadlock. */
 static inline int pm_circle(const pm *p, int r)
 {
-    int silent = -1, signalled = -1, tellers = 0, at = r;
-    int64_t told = INT64_MAX;
+    int silent = -1, signalled = 0, tellers = 0, named = -1, most = 0, at = r;
+    int64_t first = INT64_MAX;
     do {
         const pm_rank *q = &p->rank[at];
         if (pm_raised(q)) {
             if (strstr(q->said, "deadlock")) return -1;
             tellers++;
-            if (pm_seen(q) < told) told = pm_seen(q);
         } else {
-            int *oldest = q->end == PM_SILENT ? &silent : &signalled;
-            if (*oldest < 0 || pm_seen(q) < pm_seen(&p->rank[*oldest])) *oldest = at;
+            int64_t t;
+            int k = pm_accusers(p, at, &t);
+            if (k > most || (k && k == most && t < first)) { named = at; most = k; first = t; }
+            if (q->end != PM_SILENT) signalled++;
+            else if (silent < 0 || pm_seen(q) < pm_seen(&p->rank[silent])) silent = at;
         }
         at = pm_next(p, at);
     } while (at != r);
-    if (silent >= 0 && (tellers || signalled >= 0)) return silent;
-    if (signalled >= 0 && tellers && pm_seen(&p->rank[signalled]) < told) return signalled;
-    return -1;
+    if (named >= 0) return named;
+    return silent >= 0 && (tellers || signalled) ? silent : -1;
 }
 
 /* The end of the arrows from r. *circle: it is on one that is a deadlock. */
@@ -263,7 +293,7 @@ static inline int pm_root(const pm *p, int r, int *circle)
 
 static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
 {
-    int at = r, shown = 0, raised = 0, others = 0, sure = 0;
+    int at = r, shown = 0;
     v->why = PM_DEADLOCK;
     v->first = r;
     pm_put(v, "deadlock:");
@@ -275,13 +305,9 @@ static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
             if (e && e->layer >= 0) pm_put(v, " (layer %d, step %s)", (int)e->layer, e->step);
             else if (e) pm_put(v, " (step %s)", e->step);
         }
-        if (!pm_raised(q)) others++;
-        else if (strstr(q->said, "deadlock")) sure = 1;
-        else raised++;
         at = pm_next(p, at);
     } while (at != r);
     if (shown > 8) pm_put(v, ", and so on, %d ranks in a circle", shown);
-    if (raised && others && !sure) pm_put(v, "; unless one of them was stopped while it waited");
 }
 
 /* ---- The verdict */
@@ -312,6 +338,12 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
     } else if (q->end == PM_ORDERLY) {
         pm_put(v, "rank %d ended in order while others still waited for it: they took different "
                "branches", r);
+    } else if (q->end == PM_FAILED && !strcmp(q->said, RING_GIVEN_UP)) {
+        pm_put(v, "rank %d was stopped or slow: silent for %.1f s", r,
+               pm_seconds(p->end - pm_seen(q)));
+        pm_put_where(v, q);
+        pm_put_witness(p, v, r, "gave up waiting for it");
+        return;
     } else {
         pm_put(v, "rank %d stopped first,", r);
         pm_put_where(v, q);
@@ -326,17 +358,20 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
         else pm_put(v, "; it lived until signal %d ended it: it was stopped, or slow",
                     (int)q->log.head.signal);
     }
-    pm_put_witness(p, v, r);
+    pm_put_witness(p, v, r, "said");
 }
 
 /* Nobody gave up waiting. */
 static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
 {
     const pm_rank *q = &p->rank[r];
-    int others = 0, running = 0;
+    int others = 0, running = 0, either = -1, more = 0;
     for (int i = 0; i < p->world; i++) {
         if (!pm_is_lost(&p->rank[i])) others++;
         if (p->rank[i].alive) running++;
+        if (i == r || p->rank[i].end != PM_SILENT || p->rank[i].alive) continue;
+        if (either < 0) either = i;
+        more++;
     }
     v->first = r;
     if (q->end == PM_MISSING) {
@@ -348,7 +383,7 @@ static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
         pm_put(v, "rank %d, process %lld, is %s,", r, (long long)q->log.head.pid,
                q->alive == 'T' ? "stopped" : "still running");
         pm_put_where(v, q);
-        pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+        pm_put(v, ", silent for %.1f s", pm_seconds(p->end - pm_seen(q)));
     } else {
         v->why = PM_KILLED;
         if (!others) pm_put(v, "no rank left an ending (power, or all were killed at once): ");
@@ -356,6 +391,11 @@ static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
                "power)" : "or stopped first");
         pm_put_where(v, q);
         pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
+        if (!others || !more) return;
+        pm_put(v, "; rank %d ", either);
+        if (more > 1) pm_put(v, "and %d more have no ending either, which were", more - 1);
+        else pm_put(v, "has no ending either, which was");
+        pm_put(v, " silent less long");
     }
 }
 
@@ -460,26 +500,40 @@ static inline void pm_say_unknown(const pm *p, pm_verdict *v)
     v->why = PM_UNKNOWN;
     pm_put(v, "every rank waited for others, and none is known to have stopped: the network, or "
            "what launched them");
-    pm_put_witness(p, v, -1);
+    pm_put_witness(p, v, -1, "said");
 }
 
-/* There is one. */
+/* Of the ranks without an ending the one that was silent longest; of those that live, a stopped one
+ * before all. There is one. */
 static inline int pm_oldest_silent(const pm *p)
 {
     int best = -1;
-    for (int i = 0; i < p->world; i++)
-        if (p->rank[i].end == PM_SILENT &&
-            (best < 0 || pm_seen(&p->rank[i]) < pm_seen(&p->rank[best]))) best = i;
+    for (int i = 0; i < p->world; i++) {
+        const pm_rank *q = &p->rank[i];
+        int stopped = q->alive == 'T', other = best >= 0 && p->rank[best].alive == 'T';
+        if (q->end == PM_SILENT && (best < 0 || stopped > other ||
+            (stopped == other && pm_seen(q) < pm_seen(&p->rank[best])))) best = i;
+    }
     return best;
+}
+
+static inline int pm_is_healthy(const pm *p)    /* all are there, and none is stopped */
+{
+    for (int i = 0; i < p->world; i++)
+        if (!p->rank[i].alive || p->rank[i].alive == 'T') return 0;
+    return 1;
 }
 
 static inline pm_verdict pm_judge(const pm *p)
 {
     pm_verdict v;
-    int count[PM_SIGNALLED + 1] = { 0 }, circle, r;
+    int count[PM_SIGNALLED + 1] = { 0 }, stopped = 0, circle, r;
     memset(&v, 0, sizeof v);
     v.first = -1;
-    for (int i = 0; i < p->world; i++) count[p->rank[i].end]++;
+    for (int i = 0; i < p->world; i++) {
+        count[p->rank[i].end]++;
+        stopped |= p->rank[i].alive == 'T';
+    }
     if (count[PM_ORDERLY] == p->world) {
         pm_put(&v, p->world == 1 ? "the one rank ended in order" : "all %d ranks ended in order",
                p->world);
@@ -493,11 +547,12 @@ static inline pm_verdict pm_judge(const pm *p)
     else if ((r = pm_most_blamed(p, &circle)) >= 0 && circle) pm_say_deadlock(p, &v, r);
     else if (r >= 0) pm_say_late(p, &v, r);
     else if (count[PM_FAILED]) pm_say_unknown(p, &v);
+    else if (stopped || (count[PM_SILENT] && count[PM_SIGNALLED] && !count[PM_MISSING]))
+        pm_say_lost(p, &v, pm_oldest_silent(p));
     else if ((r = pm_oldest_lost(p)) >= 0) pm_say_lost(p, &v, r);
     else if (count[PM_SILENT]) {                /* all of them wait for each other */
         r = pm_oldest_silent(p);
-        if (!count[PM_SIGNALLED]) r = pm_root(p, r, &circle);
-        else circle = 0;        /* the launcher saw one die; MPI may have ended a peer of it */
+        r = pm_root(p, r, &circle);
         if (circle) pm_say_deadlock(p, &v, r);
         else pm_say_lost(p, &v, r);
     } else pm_say_outside(p, &v);
@@ -646,6 +701,11 @@ static inline void pm_look_all(pm *p)
     }
     if (first == INT64_MAX) first = told;
     if (first != INT64_MAX) p->end = first;
+    else for (int i = 0; i < p->world; i++) {
+        struct timespec now;
+        if (p->rank[i].alive && timespec_get(&now, TIME_UTC))
+            p->end = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    }
     for (int i = 0; i < p->world; i++)
         if (p->rank[i].file) pm_look_at(&p->rank[i], first);
 }

@@ -32,6 +32,7 @@ typedef struct node {               /* what a rank says of itself */
 
 typedef struct world {
     int      rank, size, argc;
+    int      launched;              /* rank and size are known before MPI */
     int      mpi, parsed;           /* MPI runs; the arguments are good, for all ranks alike */
     char   **argv;
     const char *run;                /* the launcher's name of it */
@@ -67,7 +68,7 @@ static void program_start(app *a, int argc, char **argv)
     w.argc = argc;
     w.argv = argv;
     w.comm = MPI_COMM_NULL;
-    watch_launched(&w.rank, &w.size, &w.run);
+    w.launched = watch_launched(&w.rank, &w.size, &w.run);
     a->follows = w.rank > 0;
 }
 
@@ -109,20 +110,31 @@ static int world_heard_said(world *w, double seconds)
     return there;
 }
 
+/* What ranks are to each other, not what they were given. */
+static int world_code(const char *sentence)
+{
+    static const char *const word[] = { " is late", ": deadlock: ", "MPI says", "MPI_" };
+    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
+        if (strstr(sentence, word[i])) return EXIT_DIFFERS;
+    return EXIT_UNUSABLE;
+}
+
 static void world_print(const world *w, const char *sentence)
 {
     if (w->rank && strncmp(sentence, "rank ", 5) != 0)
         fprintf(stderr, PROGRAM ": rank %d: %s\n", w->rank, sentence);
     else fprintf(stderr, PROGRAM ": %s\n", sentence);
+    if (w->ring.file) fprintf(stderr, PROGRAM ": `trillion postmortem %s` tells more\n", w->rings);
     fflush(stderr);
 }
 
 static _Noreturn void program_fail(app *a, const char *sentence)
 {
     world *w = world_of(a);
+    int code = world_code(sentence);
     int named = world_named(sentence), talks = w->mpi && w->comm != MPI_COMM_NULL, silent = 0;
     ring_end(&w->ring, RING_FAILED, 0, named == w->rank ? RING_NOBODY : named,
-             w->heard && named == w->rank ? "others gave up waiting for it" : sentence);
+             w->heard && named == w->rank ? RING_GIVEN_UP : sentence);
     signal(SIGTERM, SIG_DFL);           /* the launcher may end what has ended itself */
     alarm(3);                           /* whatever MPI does from here on */
     if (w->m && !w->heard)
@@ -138,9 +150,9 @@ static _Noreturn void program_fail(app *a, const char *sentence)
     if (w->mpi) {
         if (talks) world_heard_said(w, 0.05);       /* moves on what was said */
         if (silent) world_sleep(1);                 /* who printed it ends all */
-        MPI_Abort(MPI_COMM_WORLD, EXIT_UNUSABLE);
+        MPI_Abort(MPI_COMM_WORLD, code);
     }
-    _exit(EXIT_UNUSABLE);
+    _exit(code);
 }
 
 static void program_alive(app *a)
@@ -167,13 +179,8 @@ static void must_mpi(app *a, int code, const char *what)
 static void world_event(void *user, const tr_mpi_event *e)
 {
     world *w = (world *)user;
-    int peer = e->peer;
-    if (e->kind == TR_MPI_EVENT_FAIL) {
-        if (peer >= 0) w->heard = 1;
-        peer = world_named(e->text);
-        if (peer == w->rank) peer = RING_NOBODY;
-    }
-    ring_event(&w->ring, (ring_kind)e->kind, e->layer, peer, e->expected, e->arrived, e->text);
+    if (e->kind == TR_MPI_EVENT_FAIL && e->peer >= 0) w->heard = 1;
+    ring_event(&w->ring, (ring_kind)e->kind, e->layer, e->peer, e->expected, e->arrived, e->text);
 }
 
 /* Rings of an earlier run, perhaps of more ranks, would mix with these. */
@@ -251,7 +258,8 @@ static void rings_begin(app *a, tr_ctx *ctx)
     who.run = w->run;
     world_agree(a, ring_create(ctx, &w->ring, w->rings, &who), ctx);
     watch_who(&w->ring, w->rank);
-    say(a, "events of the ranks go to %s; `trillion postmortem %s` reads them", w->rings, w->rings);
+    say(a, "events of the ranks go to %s%s; `trillion postmortem %s` reads them", w->rings,
+        w->rings_stay ? "" : ", removed if all ends well", w->rings);
 }
 
 /* All ended well. The folder goes with the last ring in it. */
@@ -267,8 +275,8 @@ static void rings_end(world *w)
 
 /* ---- From start to end */
 
-/* The layout and the ring, before the program has its context, which knows of threads. */
-static void world_begin(app *a)
+/* With a context of its own, for the program has none yet: that one knows of threads. */
+static tr_ctx *world_layout(app *a)
 {
     world *w = world_of(a);
     const char *layout = opt(a, "--layout");
@@ -280,6 +288,18 @@ static void world_begin(app *a)
     if (tr_ctx_new(&ctx, &o) != TR_OK) die(a, "%s", ctx ? tr_err_last(ctx) : "out of memory");
     if (tr_mpi_layout_parse(ctx, &w->layout, layout ? layout : "", w->size) != TR_OK)
         die(a, "%s: %s", a->cmd->name, tr_err_last(ctx));
+    return ctx;
+}
+
+/* A launcher that does not say how many ranks there are leaves this to program_begin. */
+static void program_options(app *a)
+{
+    if (world_of(a)->launched) tr_ctx_free(world_layout(a));
+}
+
+static void world_begin(app *a)
+{
+    tr_ctx *ctx = world_layout(a);
     rings_begin(a, ctx);
     tr_ctx_free(ctx);
 }
@@ -1181,6 +1201,6 @@ static const char ranks_bench_note[] =
     "lets rank 0 use those cores (--bind-to none). waited: the share of its time that a rank was\n"
     "in a wait for others and did nothing else, the mean over ranks, in all and by kind: messages\n"
     "that computing did not hide, and others that were late.\n\n"
-    "Exit codes: 0 measured; 2 a file cannot be used, or a rank failed.\n";
+    "Exit codes: 0 measured; 2 a file cannot be used.\n" PROGRAM_CODES;
 
 #endif /* RANKS_H */

@@ -98,6 +98,7 @@ typedef struct ring_file {
 } ring_file;
 
 #define RING_MAGIC "TRRING\r\n"
+#define RING_GIVEN_UP "others gave up waiting for it"  /* ending of one that is told so of itself */
 #define RING_ORDER 0x01020304u
 
 typedef struct ring_who {

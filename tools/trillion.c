@@ -45,6 +45,7 @@
 #define PROGRAM_MODEL_OPTIONS
 #define PROGRAM_THREADS "what OpenMP offers"
 #define PROGRAM_RANKS 0
+#define PROGRAM_CODES ""
 #define PROGRAM_USE                                                                         \
     "What exactly should come out of each layer, and where does another engine differ?\n\n" \
     "  trillion audit   DIR\n"                                                             \
@@ -104,9 +105,10 @@ struct app {
 
 /* ---- What differs over ranks: {engine}, or ranks.h */
 
-/* Before all else; after the options are known; with a context; after the command, for the exit
+/* Before all else; with options of which some may be missing; with all; with a context; after the command, for the exit
  * code. */
 static void program_start(app *a, int argc, char **argv);
+static void program_options(app *a);
 static void program_begin(app *a);
 static void program_ready(app *a);
 static int  program_end  (app *a, int code);
@@ -435,6 +437,7 @@ static void options_parse(app *a, int argc, char **argv)
         else die(a, "%s: '%s' is one argument too many", a->cmd->name, argv[i]);
     }
     if (opt(a, "--help")) return;
+    program_options(a);
     if (n < a->cmd->n_args)
         die(a, "%s needs %s; `" PROGRAM " %s --help` explains", a->cmd->name, a->cmd->args,
             a->cmd->name);
@@ -1197,6 +1200,7 @@ typedef struct engine {
 } engine;
 
 static void program_start(app *a, int argc, char **argv) { (void)a; (void)argc; (void)argv; }
+static void program_options(app *a) { (void)a; }
 static void program_begin(app *a) { (void)a; }
 static void program_ready(app *a) { (void)a; }
 static void program_alive(app *a) { (void)a; }
@@ -2331,7 +2335,7 @@ static const char golden_note[] =
     "--input: the hidden state that enters layer A is the tap ...layers.(A-1). Where residuals\n"
     "are mixed from block sums, those are needed too: ...embed_tokens and, of every block\n"
     "boundary b below A, ...layers.(b-1).\n\n"
-    "Exit codes: 0 written; 2 not, and OUT is as it was.\n";
+    "Exit codes: 0 written; 2 not, and OUT is as it was.\n" PROGRAM_CODES;
 
 /* ============================================================================
  * compare {compare}
@@ -2962,7 +2966,7 @@ static const char run_note[] =
     "list, of generation_config.json if the folder has one that says so, else of config.json.\n"
     "Sequences run together; each gets the ids that it would get alone.\n\n"
     IDS_NOTE PIXELS_NOTE
-    "\nExit codes: 0 fine; 2 unusable input, or NaN among the logits.\n";
+    "\nExit codes: 0 fine; 2 unusable input, or NaN among the logits.\n" PROGRAM_CODES;
 
 /* ============================================================================
  * tiny {tiny}
@@ -4155,7 +4159,7 @@ static const char *state_str(app *a, const pm_rank *r)
 static void post_print(app *a, const pm *p, const pm_verdict *v)
 {
     char *missing = (char *)need(a, p->world + 1, 1);
-    int host = 4, step = 9;
+    int host = 4, step = 9, healthy = pm_is_healthy(p);
     for (int i = 0; i < p->world; i++) {
         const pm_rank *r = &p->rank[i];
         int h = (int)strlen(r->log.head.host), s = r->file ? (int)strlen(step_str(a, r)) : 0;
@@ -4163,12 +4167,12 @@ static void post_print(app *a, const pm *p, const pm_verdict *v)
         if (h > host) host = h;
         if (s > step) step = s;
     }
-    printf("   rank  %-*s       pid  %-*s   s before end  state\n", host, "host", step,
-           "last step");
+    printf("   rank  %-*s       pid  %-*s  %14s  state\n", host, "host", step,
+           "last step", healthy ? "s silent" : "s before end");
     for (int i = 0; i < p->world; i++) {
         const pm_rank *r = &p->rank[i];
         if (!r->file) continue;
-        printf("%c %5d  %-*s  %8lld  %-*s  %13.3f  %s\n", i == v->first ? '*' : ' ', i, host,
+        printf("%c %5d  %-*s  %8lld  %-*s  %13.3f  %s\n", i == v->first && !healthy ? '*' : ' ', i, host,
                r->log.head.host, (long long)r->log.head.pid, step, step_str(a, r),
                pm_seconds(p->end - pm_seen(r)), state_str(a, r));
     }

@@ -13,8 +13,7 @@
  *
  *     1. a rank failed by itself, before others gave up waiting     the first such
  *     2. ranks gave up waiting                                      the end of their arrows
- *     3. ranks left no ending, or no ring                           the oldest that waits for none
- *                                                                   of them
+ *     3. ranks left no ending, or no ring                           the oldest; see below
  *     4. signals ended all                                          who was silent, or ended first
  *
  * Arrows in a circle are a deadlock, unless one on it is called late and said nothing itself: a
@@ -23,7 +22,8 @@
  * from a rank without a sentence to one that was busy for half of the time since then.
  *
  * A launcher that ends a run may end with SIGKILL a rank that had only waited; so of ranks without
- * an ending beside others with one, the one that was silent longest was killed first.
+ * an ending beside others with one, the first was one that did not wait, else the one that was
+ * silent longest.
  *
  * Clocks of machines must agree to less than the deadline.
  *
@@ -393,9 +393,9 @@ static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
         pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
         if (!others || !more) return;
         pm_put(v, "; rank %d ", either);
-        if (more > 1) pm_put(v, "and %d more have no ending either, which were", more - 1);
-        else pm_put(v, "has no ending either, which was");
-        pm_put(v, " silent less long");
+        if (more > 1) pm_put(v, "and %d more have no ending either", more - 1);
+        else pm_put(v, "has no ending either");
+        pm_put(v, " (the launcher may have ended it later)");
     }
 }
 
@@ -503,16 +503,17 @@ static inline void pm_say_unknown(const pm *p, pm_verdict *v)
     pm_put_witness(p, v, -1, "said");
 }
 
-/* Of the ranks without an ending the one that was silent longest; of those that live, a stopped one
- * before all. There is one. */
+/* Of the ranks without an ending one that is stopped, else one that did not wait, else any: of
+ * those the one that was silent longest. There is one. */
 static inline int pm_oldest_silent(const pm *p)
 {
-    int best = -1;
+    int best = -1, most = 0;
     for (int i = 0; i < p->world; i++) {
         const pm_rank *q = &p->rank[i];
-        int stopped = q->alive == 'T', other = best >= 0 && p->rank[best].alive == 'T';
-        if (q->end == PM_SILENT && (best < 0 || stopped > other ||
-            (stopped == other && pm_seen(q) < pm_seen(&p->rank[best])))) best = i;
+        int why = 2 * (q->alive == 'T') + (q->waits == RING_NOBODY);
+        if (q->end != PM_SILENT || (best >= 0 && why < most)) continue;
+        if (best < 0 || why > most || pm_seen(q) < pm_seen(&p->rank[best])) best = i;
+        most = best == i ? why : most;
     }
     return best;
 }

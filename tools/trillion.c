@@ -105,8 +105,8 @@ struct app {
 
 /* ---- What differs over ranks: {engine}, or ranks.h */
 
-/* Before all else; with options of which some may be missing; with all; with a context; after the command, for the exit
- * code. */
+/* Before all else; with options of which some may be missing; with all; with a context; after the
+ * command, for the exit code. */
 static void program_start(app *a, int argc, char **argv);
 static void program_options(app *a);
 static void program_begin(app *a);

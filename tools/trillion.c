@@ -4172,8 +4172,8 @@ static void post_print(app *a, const pm *p, const pm_verdict *v)
     for (int i = 0; i < p->world; i++) {
         const pm_rank *r = &p->rank[i];
         if (!r->file) continue;
-        printf("%c %5d  %-*s  %8lld  %-*s  %13.3f  %s\n", i == v->first && !healthy ? '*' : ' ', i, host,
-               r->log.head.host, (long long)r->log.head.pid, step, step_str(a, r),
+        printf("%c %5d  %-*s  %8lld  %-*s  %13.3f  %s\n", i == v->first && !healthy ? '*' : ' ', i,
+               host, r->log.head.host, (long long)r->log.head.pid, step, step_str(a, r),
                pm_seconds(p->end - pm_seen(r)), state_str(a, r));
     }
     if (p->known < p->world) print_at("  no ring: rank ", ranges(a, missing, p->world, ", "));

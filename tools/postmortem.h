@@ -18,8 +18,8 @@
  *
  * Arrows in a circle are a deadlock, unless one on it is called late and said nothing itself: a
  * rank that runs and waits tells so at half of its deadline, so that one was stopped. Of several
- * the one that most sentences name, of those the one named first. For the same reason no arrow leads
- * from a rank without a sentence to one that was busy for half of the time since then.
+ * the one that most sentences name, of those the one named first. For the same reason no arrow
+ * leads from a rank without a sentence to one that was busy for half of the time since then.
  *
  * A launcher that ends a run may end with SIGKILL a rank that had only waited; so of ranks without
  * an ending beside others with one, the first was one that did not wait, else the one that was

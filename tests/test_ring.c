@@ -1015,7 +1015,7 @@ static void is_stopped_then_ended(ring *r)
     sleep(60);
 }
 
-static void test_woken(void)
+static void test_watch_woken(void)
 {
     const char *dir = fresh("woken");
     ring_log l;
@@ -1154,7 +1154,7 @@ int main(void)
     TEST(test_memory);
     TEST(test_tool);
     TEST(test_watchdog);
-    TEST(test_woken);
+    TEST(test_watch_woken);
     TEST(test_signals);
     TEST(test_launched);
     tr_ctx_free(ctx);

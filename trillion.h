@@ -1425,7 +1425,6 @@ typedef struct tr_model {
     tr_layer  *vit;                                 /* [vit_layers] blocks of the vision tower */
     int        dry;                                 /* from a config alone: nothing to read */
     int64_t    part, parts;                         /* of the rows of matrices; 0, 0: all */
-    const unsigned char *held;                      /* while it is being opened */
     size_t     bytes;                               /* of tensors in the open part, as stored */
     void      *vectors;  size_t vector_bytes;       /* the widened vectors, owned */
 } tr_model;
@@ -10394,6 +10393,7 @@ void tr_mark_free(tr_state *s, tr_mark *m)
 
 typedef struct tri_binder {
     tr_model *m;
+    const unsigned char *held;          /* of tr_model_opts */
     size_t    vector_at;                /* bytes of m->vectors given out */
     size_t    bytes;                    /* of tensors bound, as stored */
     int64_t   missing, optional, optional_here;
@@ -10592,8 +10592,7 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
         w = &(*list)[e->expert];
     }
     ly->spec[id] = e->spec;
-    if (e->expert >= 0 && b->m->held && !b->m->held[e->layer * c->experts + e->expert])
-        return TR_OK;
+    if (e->expert >= 0 && b->held && !b->held[e->layer * c->experts + e->expert]) return TR_OK;
     TRI_TRY(tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
                          s ? s->view.data : NULL, e->shape[0], e->params / e->shape[0],
                          c->block_rows, c->block_cols));
@@ -10670,8 +10669,8 @@ static tr_status tri_check_bound(tr_ctx *ctx, const tri_binder *b)
 }
 
 /* Two passes over the tables: find and count, then widen the vectors. What a config claims is held
- * against the files before memory is asked for it. */
-static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
+ * against the files before memory is asked for it. held: of tr_model_opts. */
+static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m, const unsigned char *held)
 {
     tri_binder b;
     void *p;
@@ -10686,6 +10685,7 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
     for (int64_t l = 0; l < m->cfg.vit_layers; l++) m->vit[l].index = l;
     memset(&b, 0, sizeof b);
     b.m = m;
+    b.held = held;
     TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
     m->vector_bytes = b.vector_at;
     if (m->dry) return TR_OK;
@@ -10694,11 +10694,30 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m)
     TRI_TRY(tr_alloc(ctx, &m->vectors, m->vector_bytes));
     memset(&b, 0, sizeof b);
     b.m = m;
+    b.held = held;
     TRI_TRY(tr_config_each(ctx, &m->cfg, tri_bind, &b));
     m->bytes = b.bytes;
     if (b.tails)
         tr_warn(ctx, "%s: padded tensors that are not zero past their last head: %lld (first: %s); "
                 "the rest is never used", m->shards.dir, (long long)b.tails, b.first_tail);
+    return TR_OK;
+}
+
+/* Which part of the model is asked for, and whether there is such a part. */
+static tr_status tri_model_part(tr_ctx *ctx, tr_model *m, const char *dir,
+                                const tr_model_opts *opts)
+{
+    m->part = opts->part;
+    m->parts = opts->parts;
+    m->first = opts->first;
+    m->layers = opts->layers ? opts->layers : m->cfg.layers - m->first;
+    if (m->parts && (m->part < 0 || m->part >= m->parts))
+        return tr_fail(ctx, TR_ERR_RANGE, "part %lld of %lld was asked for", (long long)m->part,
+                       (long long)m->parts);
+    if (m->first < 0 || m->layers < 1 || m->first > m->cfg.layers - m->layers)
+        return tr_fail(ctx, TR_ERR_RANGE, "layers %lld to %lld were asked for; %s has 0 to %lld",
+                       (long long)m->first, (long long)(m->first + m->layers - 1), dir,
+                       (long long)(m->cfg.layers - 1));
     return TR_OK;
 }
 
@@ -10715,25 +10734,9 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
     env = tri_os_fp_begin();
     s = tr_config_load(ctx, &m->cfg, dir, opts ? &opts->config : NULL);
     m->layers = m->cfg.layers;
-    if (s == TR_OK && opts) {
-        m->part = opts->part;
-        m->parts = opts->parts;
-        m->held = opts->held;
-        if (m->parts && (m->part < 0 || m->part >= m->parts))
-            s = tr_fail(ctx, TR_ERR_RANGE, "part %lld of %lld was asked for", (long long)m->part,
-                        (long long)m->parts);
-    }
-    if (s == TR_OK && opts) {
-        m->first = opts->first;
-        m->layers = opts->layers ? opts->layers : m->cfg.layers - m->first;
-        if (m->first < 0 || m->layers < 1 || m->first > m->cfg.layers - m->layers)
-            s = tr_fail(ctx, TR_ERR_RANGE, "layers %lld to %lld were asked for; %s has 0 to %lld",
-                        (long long)m->first, (long long)(m->first + m->layers - 1), dir,
-                        (long long)(m->cfg.layers - 1));
-    }
+    if (s == TR_OK && opts) s = tri_model_part(ctx, m, dir, opts);
     if (s == TR_OK) s = tr_shards_open(ctx, &m->shards, dir, opts ? opts->lenient : 0);
-    if (s == TR_OK) s = tri_model_bind(ctx, m);
-    m->held = NULL;
+    if (s == TR_OK) s = tri_model_bind(ctx, m, opts ? opts->held : NULL);
     tri_os_fp_end(env);
     if (s != TR_OK) tr_model_close(m);
     else *out = m;
@@ -10756,7 +10759,7 @@ tr_status tr_model_new_dry(tr_ctx *ctx, tr_model **out, tr_config *c)
     memset(c, 0, sizeof *c);
     m->layers = m->cfg.layers;
     m->dry = 1;
-    s = tri_model_bind(ctx, m);
+    s = tri_model_bind(ctx, m, NULL);
     if (s != TR_OK) tr_model_close(m);
     else *out = m;
     return s;

@@ -69,6 +69,14 @@
 #ifndef TRILLION_MPI_H
 #define TRILLION_MPI_H
 
+#ifdef __cplusplus                  /* the C interface alone: MPI-3 took the classes out */
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#endif
 #include <mpi.h>
 #include "trillion.h"
 
@@ -197,6 +205,10 @@ typedef struct tr_mpi_part {    /* what one peer gets, or gives */
 TR_API tr_status tr_mpi_exchange(tr_mpi *m, tr_mpi_kind kind, const char *step,
                                  const tr_mpi_part *send, int n_send,
                                  const tr_mpi_part *recv, int n_recv);
+/* (all) data [bytes] of each rank to rank 0, one after another into all [size, bytes]; all is not
+ * looked at on other ranks. */
+TR_API tr_status tr_mpi_collect(tr_mpi *m, tr_mpi_kind kind, const char *step, void *data,
+                                void *all, uint64_t bytes);
 /* (axis) data [bytes] of the member `root` to all. */
 TR_API tr_status tr_mpi_bcast(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const char *step,
                               int root, void *data, uint64_t bytes);
@@ -345,6 +357,14 @@ typedef struct tri_mpi_alarm {
     char    text[TRI_MPI_TEXT];             /* sentence; step */
 } tri_mpi_alarm;
 
+/* What this rank knows of another one. */
+typedef struct tri_mpi_peer {
+    uint32_t sent, got;                     /* messages begun with it */
+    int32_t  waits;                         /* whom it said to wait for; -1 nobody */
+    double   heard;                         /* when it last said that it is alive */
+    tri_mpi_alarm alarm[2];  MPI_Request alarm_req[2];  /* to it, on their way; 1: FAIL */
+} tri_mpi_peer;
+
 /* One message under way. */
 typedef struct tri_mpi_msg {
     int      peer, tag, sends, begun, finished;
@@ -380,11 +400,8 @@ struct tr_mpi {
     tr_mpi_layout layout;
     tr_mpi_opts opts;
     tr_mpi_count count[TR_MPI_KIND_COUNT];
-    uint32_t *sent, *got;                   /* [size] messages begun with each */
-    int32_t  *waits;                        /* [size] whom a rank said to wait for; -1 nobody */
-    double   *heard;                        /* [size] when it last said that it is alive */
+    tri_mpi_peer *peer;                     /* [size] */
     int       layer;                        /* where this rank is, for heads and sentences */
-    tri_mpi_alarm *alarms;  MPI_Request *alarm_req; /* [2 size] on their way out */
     tri_mpi_msg **msg;  int msgs, msg_cap;  /* pool; [0, msgs) in use */
     tri_mpi_held *held;  int n_held, held_cap;      /* values in part */
     uint64_t  call;                         /* checksum of the batches run so far */
@@ -419,10 +436,9 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
     m->opts.event(m->opts.event_user, &e);
 }
 
-/* At least n bytes of scratch; what it held is lost. */
-static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **out)
+/* At least n bytes; what b held is lost. No memory is a failure that all are told of. */
+static tr_status tri_mpi_room(tr_mpi *m, tri_mpi_buf *b, size_t n, void **out)
 {
-    tri_mpi_buf *b = &m->buf[id];
     *out = NULL;
     if (n > b->cap) {
         size_t cap = n + n / 4;
@@ -435,6 +451,11 @@ static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **
     }
     *out = b->p;
     return TR_OK;
+}
+
+static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **out)
+{
+    return tri_mpi_room(m, &m->buf[id], n, out);
 }
 
 /* What MPI itself says of an error. */
@@ -463,10 +484,11 @@ static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int wa
                          const char *text)
 {
     for (int p = 0; p < m->size; p++) {
-        int i = 2 * p + (kind == TRI_MPI_FAIL), sent = 1;
-        tri_mpi_alarm *a = &m->alarms[i];
+        int i = kind == TRI_MPI_FAIL, sent = 1;
+        tri_mpi_alarm *a = &m->peer[p].alarm[i];
+        MPI_Request *req = &m->peer[p].alarm_req[i];
         if (p == m->rank) continue;
-        MPI_Test(&m->alarm_req[i], &sent, MPI_STATUS_IGNORE);
+        MPI_Test(req, &sent, MPI_STATUS_IGNORE);
         if (!sent) continue;
         memset(a, 0, sizeof *a);
         a->kind = (int32_t)kind;
@@ -474,7 +496,7 @@ static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int wa
         a->waits_for = waits_for;
         a->layer = m->layer;
         snprintf(a->text, sizeof a->text, "%.*s", TRI_MPI_TEXT - 1, text);
-        MPI_Isend(a, (int)sizeof *a, MPI_BYTE, p, TRI_MPI_ALARM, m->comm, &m->alarm_req[i]);
+        MPI_Isend(a, (int)sizeof *a, MPI_BYTE, p, TRI_MPI_ALARM, m->comm, req);
     }
 }
 
@@ -513,10 +535,10 @@ static tr_status tri_mpi_listen(tr_mpi *m)
                                               TRI_MPI_ALARM, m->comm, MPI_STATUS_IGNORE),
                                   "taking an alarm"));
         a.text[TRI_MPI_TEXT - 1] = 0;
-        if (a.kind == TRI_MPI_WAITS) m->waits[st.MPI_SOURCE] = a.waits_for;
+        if (a.kind == TRI_MPI_WAITS) m->peer[st.MPI_SOURCE].waits = a.waits_for;
         if (a.kind == TRI_MPI_ALIVE) {
-            m->heard[st.MPI_SOURCE] = MPI_Wtime();
-            m->waits[st.MPI_SOURCE] = -1;
+            m->peer[st.MPI_SOURCE].heard = MPI_Wtime();
+            m->peer[st.MPI_SOURCE].waits = -1;
         }
         if (a.kind != TRI_MPI_FAIL) continue;
         m->failed = 1;
@@ -532,7 +554,7 @@ static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char
                               const tr_mpi_part *p, tri_mpi_msg **out)
 {
     tri_mpi_msg *x;
-    uint32_t *n = sends ? &m->sent[p->peer] : &m->got[p->peer];
+    uint32_t *n = sends ? &m->peer[p->peer].sent : &m->peer[p->peer].got;
     *out = NULL;
     if (m->failed) return TR_ERR_PEER;
     if (m->msgs == m->msg_cap) {
@@ -684,7 +706,8 @@ static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
     char at[64];
     const char *through;
     int who = x->peer, hops = 0;
-    for (; hops < m->size && m->waits[who] >= 0 && who != m->rank; hops++) who = m->waits[who];
+    for (; hops < m->size && m->peer[who].waits >= 0 && who != m->rank; hops++)
+        who = m->peer[who].waits;
     through = hops > 1 ? ", through others," : "";
     tri_mpi_at(x->layer, x->step, at);
     if (who == m->rank)
@@ -705,7 +728,7 @@ static const tri_mpi_msg *tri_mpi_pending(const tr_mpi *m, tri_mpi_msg *const *x
     const tri_mpi_msg *any = NULL;
     for (int i = 0; i < n; i++) {
         if (x[i]->finished) continue;
-        if (m->waits[x[i]->peer] < 0) return x[i];
+        if (m->peer[x[i]->peer].waits < 0) return x[i];
         any = x[i];
     }
     return any;
@@ -731,7 +754,7 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
             since = now;
             idle = 0;
         }
-        if (m->heard[p->peer] > since) since = m->heard[p->peer];
+        if (m->peer[p->peer].heard > since) since = m->peer[p->peer].heard;
         if (now - looked > m->opts.deadline / 2) since = now;   /* it was stopped itself */
         looked = now;
         if (!told && now - since > m->opts.deadline / 2) {
@@ -795,21 +818,11 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(m->comm, &m->rank);
     MPI_Comm_size(m->comm, &m->size);
-    s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->sent);
-    m->sent = (uint32_t *)p;
-    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->got);
-    if (s == TR_OK) m->got = (uint32_t *)p;
-    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->waits);
-    if (s == TR_OK) m->waits = (int32_t *)p;
-    if (s == TR_OK) s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->heard);
-    if (s == TR_OK) m->heard = (double *)p;
-    if (s == TR_OK) s = tr_alloc(ctx, &p, 2 * (size_t)m->size * sizeof *m->alarms);
-    if (s == TR_OK) m->alarms = (tri_mpi_alarm *)p;
-    if (s == TR_OK) s = tr_alloc(ctx, &p, 2 * (size_t)m->size * sizeof *m->alarm_req);
-    if (s == TR_OK) m->alarm_req = (MPI_Request *)p;
+    s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->peer);
+    if (s == TR_OK) m->peer = (tri_mpi_peer *)p;
     for (int i = 0; s == TR_OK && i < m->size; i++) {
-        m->waits[i] = -1;
-        m->alarm_req[2 * i] = m->alarm_req[2 * i + 1] = MPI_REQUEST_NULL;
+        m->peer[i].waits = -1;
+        m->peer[i].alarm_req[0] = m->peer[i].alarm_req[1] = MPI_REQUEST_NULL;
     }
     ranks = (int64_t)m->layout.pp * m->layout.tp * m->layout.ep * m->layout.cp;
     if (s == TR_OK && ranks != m->size)
@@ -830,13 +843,14 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
 static void tri_mpi_flush(tr_mpi *m)
 {
     double end = MPI_Wtime() + 1;
-    for (int i = 0; m->alarm_req && i < 2 * m->size; i++) {
+    for (int i = 0; m->peer && i < 2 * m->size; i++) {
+        MPI_Request *req = &m->peer[i / 2].alarm_req[i % 2];
         int sent = 0;
         while (!sent && MPI_Wtime() < end) {
-            MPI_Test(&m->alarm_req[i], &sent, MPI_STATUS_IGNORE);
+            MPI_Test(req, &sent, MPI_STATUS_IGNORE);
             if (!sent) tri_mpi_sleep();
         }
-        if (!sent) MPI_Request_free(&m->alarm_req[i]);
+        if (!sent) MPI_Request_free(req);
     }
 }
 
@@ -855,12 +869,7 @@ void tr_mpi_free(tr_mpi *m)
     tr_free(ctx, m->msg);
     tr_free(ctx, m->held);
     for (int i = 0; i < TRI_MPI_BUF_COUNT; i++) tr_free(ctx, m->buf[i].p);
-    tr_free(ctx, m->sent);
-    tr_free(ctx, m->got);
-    tr_free(ctx, m->waits);
-    tr_free(ctx, m->heard);
-    tr_free(ctx, m->alarms);
-    tr_free(ctx, m->alarm_req);
+    tr_free(ctx, m->peer);
     tr_free(ctx, m);
 }
 
@@ -868,7 +877,6 @@ void tr_mpi_free(tr_mpi *m)
 tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
 {
     tri_mpi_alarm *all, mine, verdict;
-    tr_mpi_part in[1], *from;
     void *p;
     tr_status t;
     if (m->failed) return s != TR_OK ? s : TR_ERR_PEER;
@@ -876,30 +884,13 @@ tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
     mine.status = (int32_t)s;
     snprintf(mine.text, sizeof mine.text, "%.*s", TRI_MPI_TEXT - 1,
              s == TR_OK ? "" : tr_err_last(m->ctx));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *all, &p));
+    all = (tri_mpi_alarm *)p;
+    TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_CONTROL, "agreement", &mine, all, sizeof mine));
     verdict = mine;
-    if (m->rank == 0) {
-        TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT,
-                                    (size_t)m->size * (sizeof *all + sizeof *from), &p));
-        all = (tri_mpi_alarm *)p;
-        from = (tr_mpi_part *)(void *)(all + m->size);
-        for (int i = 1; i < m->size; i++) {
-            from[i].peer = i;
-            from[i].data = &all[i];
-            from[i].bytes = sizeof *all;
-        }
-        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "agreement", NULL, 0, from + 1,
-                                    m->size - 1));
-        verdict.waits_for = 0;
-        for (int i = 1; i < m->size && verdict.status == TR_OK; i++)
-            if (all[i].status != TR_OK) {
-                verdict = all[i];
-                verdict.waits_for = i;
-            }
-    } else {
-        in[0].peer = 0;
-        in[0].data = &mine;
-        in[0].bytes = sizeof mine;
-        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "agreement", in, 1, NULL, 0));
+    for (int i = 0; m->rank == 0 && i < m->size && verdict.status == TR_OK; i++) {
+        verdict = all[i];
+        verdict.waits_for = i;
     }
     TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "agreement", 0, &verdict,
                              sizeof verdict));
@@ -1026,8 +1017,8 @@ tr_status tr_mpi_exchange(tr_mpi *m, tr_mpi_kind kind, const char *step, const t
     tr_status s;
     if (m->failed) return TR_ERR_PEER;
     tri_mpi_event(m, TR_MPI_EVENT_STEP, step, -1, 0, 0);
-    s = tri_mpi_scratch(m, TRI_MPI_BUF_WAITED, (size_t)(n_send + n_recv + 1) * sizeof *x, &p);
-    if (s != TR_OK) return tr_mpi_raise(m, s);
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_WAITED, (size_t)(n_send + n_recv + 1) * sizeof *x,
+                                &p));
     x = (tri_mpi_msg **)p;
     for (int i = 0; i < n_send; i++) {              /* to itself: the parts match in order */
         if (send[i].peer != m->rank) continue;
@@ -1052,6 +1043,22 @@ static tr_status tri_mpi_parts(tr_mpi *m, int n, tr_mpi_part **send, tr_mpi_part
     *send = (tr_mpi_part *)p;
     *recv = *send + n + 1;
     return TR_OK;
+}
+
+tr_status tr_mpi_collect(tr_mpi *m, tr_mpi_kind kind, const char *step, void *data, void *all,
+                         uint64_t bytes)
+{
+    tr_mpi_part mine, *from, *unused;
+    mine.peer = 0;
+    mine.data = data;
+    mine.bytes = bytes;
+    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
+    for (int i = 0; m->rank == 0 && i < m->size; i++) {
+        from[i].peer = i;
+        from[i].data = (unsigned char *)all + (size_t)i * (size_t)bytes;
+        from[i].bytes = bytes;
+    }
+    return tr_mpi_exchange(m, kind, step, &mine, 1, from, m->rank ? 0 : m->size);
 }
 
 tr_status tr_mpi_bcast(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const char *step, int root,
@@ -1464,7 +1471,6 @@ void tr_mpi_model_close(tr_mpi_model *mm)
 
 /* A sequence that this rank has a hand in, and its tokens of the call in progress. */
 typedef struct tri_mpi_seq {
-    int64_t seq;                /* its number in the batch */
     int64_t pos, T;             /* tokens before the call, tokens of the call: of all cp ranks */
     int64_t *held;              /* [cp] rows of keys that each has */
 } tri_mpi_seq;
@@ -1482,11 +1488,11 @@ struct tr_mpi_run {
     int64_t      *T;  int32_t *ids;             /* of this rank's batch */
     int64_t       most;         /* rows of the rank in this stage that has most, in this call */
     int64_t      *held;         /* the lists of mine */
-    int64_t      *number;       /* [n or 1] seq of each of mine */
+    int64_t      *number;       /* [n or 1] of each of mine in the batch */
     int64_t      *now;          /* [B] tokens of the last call, of all sequences */
     unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
     tri_mpi_msg  *handed;       /* pp: hidden state on its way to the next stage; NULL: none */
-    void         *hand;  size_t hand_cap;
+    tri_mpi_buf   hand;         /* its memory */
 };
 
 /* ============================================================================
@@ -1760,7 +1766,7 @@ static int64_t tri_mpi_id(const tr_embed_args *a, int64_t n)
 }
 
 /* Each token's row from the rank whose band of the table has it. All ranks know all ids, so each
- * knows what it gives and gets: `from` its own rows, packed, and those of the others behind. */
+ * knows what it gives and gets. `rows` are packed: this rank's own, and the others' behind. */
 static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *args)
 {
     tr_mpi_run *r = tri_mpi_enter(user, "embedding");
@@ -1789,9 +1795,9 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
     for (int i = 0; i < r->tp.n; i++) {
         tr_range band = tr_range_of(V, r->tp.n, i);
         int64_t have = 0;
+        if (i == r->tp.me) continue;
         for (int64_t t = 0; t < N; t++)
             have += tri_mpi_id(args, t) >= band.begin && tri_mpi_id(args, t) < band.end;
-        if (i == r->tp.me) continue;
         recv[k].peer = send[k].peer = r->tp.first + i * r->tp.step;
         recv[k].data = (unsigned char *)rows.data + (size_t)n * row + at;
         recv[k].bytes = (uint64_t)have * row;
@@ -1826,12 +1832,12 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
         tri_mpi_forget(r->m, y2);                                                   \
         return r->local.op(r->local.user, ctx, a);                                  \
     }
-TRI_MPI_WHOLE(add, tr_add_args, a->y, a->y, a->a, a->b)
-TRI_MPI_WHOLE(copy, tr_copy_args, a->y, a->y, a->x)
+TRI_MPI_WHOLE(add, tr_add_args, a->y, tr_view_none(), a->a, a->b)
+TRI_MPI_WHOLE(copy, tr_copy_args, a->y, tr_view_none(), a->x)
 TRI_MPI_WHOLE(mix, tr_mix_args, a->y, a->probs, a->snaps, a->h)
 TRI_MPI_WHOLE(dispatch, tr_dispatch_args, a->order, a->offset, a->ids)
-TRI_MPI_WHOLE(pos, tr_pos_args, a->y, a->y, a->y)
-TRI_MPI_WHOLE(merge, tr_merge_args, a->y, a->y, a->x)
+TRI_MPI_WHOLE(pos, tr_pos_args, a->y, tr_view_none(), tr_view_none())
+TRI_MPI_WHOLE(merge, tr_merge_args, a->y, tr_view_none(), a->x)
 #undef TRI_MPI_WHOLE
 
 static tr_status tri_mpi_route(void *user, tr_ctx *ctx, const tr_route_args *a)
@@ -1933,43 +1939,37 @@ static tr_mpi_part tri_mpi_part_of(int peer, tr_view v)
     return p;
 }
 
-/* What is overwritten, before the operator: give the old one away, take the one from before. */
-static tr_status tri_mpi_take_state(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
-                                    tr_view v)
+/* v to that rank, or from it; -1: nobody. */
+static tr_status tri_mpi_give(tr_mpi_run *r, int peer, const char *step, tr_view v)
 {
-    tr_mpi_part give = tri_mpi_part_of(l->give, v), take = tri_mpi_part_of(l->from, v);
-    if (l->give >= 0)
-        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &give, 1, NULL, 0));
-    if (l->from >= 0)
-        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, NULL, 0, &take, 1));
-    return TR_OK;
+    tr_mpi_part p = tri_mpi_part_of(peer, v);
+    return peer < 0 ? TR_OK : tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &p, 1, NULL, 0);
 }
 
-/* And after it: hand it on. */
-static tr_status tri_mpi_hand_state(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
-                                    tr_view v)
+static tr_status tri_mpi_take(tr_mpi_run *r, int peer, const char *step, tr_view v)
 {
-    tr_mpi_part hand = tri_mpi_part_of(l->to, v);
-    if (l->to < 0) return TR_OK;
-    return tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &hand, 1, NULL, 0);
+    tr_mpi_part p = tri_mpi_part_of(peer, v);
+    return peer < 0 ? TR_OK : tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, NULL, 0, &p, 1);
 }
 
 /* Rows [0, pos) of v are made complete here, and those that the next rank lacks go on. */
 static tr_status tri_mpi_pass_rows(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
                                    const tri_mpi_seq *q, tr_view v)
 {
-    tr_mpi_part p;
-    if (l->give >= 0) {
-        p = tri_mpi_part_of(l->give, tr_view_slice(v, 0, l->give_row, q->pos - l->give_row));
-        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &p, 1, NULL, 0));
-    }
-    if (l->from >= 0) {
-        p = tri_mpi_part_of(l->from, tr_view_slice(v, 0, l->held, l->pos - l->held));
-        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, NULL, 0, &p, 1));
-    }
-    if (l->to < 0) return TR_OK;
-    p = tri_mpi_part_of(l->to, tr_view_slice(v, 0, l->to_row, l->to_pos - l->to_row));
-    return tr_mpi_exchange(r->m, TR_MPI_CONTEXT, step, &p, 1, NULL, 0);
+    if (!q) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_give(r, l->give, step,
+                             tr_view_slice(v, 0, l->give_row, q->pos - l->give_row)));
+    TRI_MPI_TRY(tri_mpi_take(r, l->from, step, tr_view_slice(v, 0, l->held, l->pos - l->held)));
+    return tri_mpi_give(r, l->to, step, tr_view_slice(v, 0, l->to_row, l->to_pos - l->to_row));
+}
+
+/* What is overwritten, before the operator: give the old one away, take the one from before. After
+ * it, it is given to the next. */
+static tr_status tri_mpi_take_state(tr_mpi_run *r, const tri_mpi_link *l, const char *step,
+                                    tr_view v)
+{
+    TRI_MPI_TRY(tri_mpi_give(r, l->give, step, v));
+    return tri_mpi_take(r, l->from, step, v);
 }
 
 static tr_status tri_mpi_shortconv(void *user, tr_ctx *ctx, const tr_conv_args *args)
@@ -1984,7 +1984,7 @@ static tr_status tri_mpi_shortconv(void *user, tr_ctx *ctx, const tr_conv_args *
     if (empty) return TR_OK;
     TRI_MPI_TRY(tri_mpi_take_state(r, &l, "short convolution", a.hist));
     TRI_MPI_TRY(r->local.shortconv(r->local.user, ctx, &a));
-    return tri_mpi_hand_state(r, &l, "short convolution", a.hist);
+    return tri_mpi_give(r, l.to, "short convolution", a.hist);
 }
 
 static tr_status tri_mpi_delta(void *user, tr_ctx *ctx, const tr_delta_args *args)
@@ -2000,7 +2000,7 @@ static tr_status tri_mpi_delta(void *user, tr_ctx *ctx, const tr_delta_args *arg
     if (empty) return TR_OK;
     TRI_MPI_TRY(tri_mpi_take_state(r, &l, "delta rule", a.S));
     TRI_MPI_TRY(r->local.delta(r->local.user, ctx, &a));
-    return tri_mpi_hand_state(r, &l, "delta rule", a.S);
+    return tri_mpi_give(r, l.to, "delta rule", a.S);
 }
 
 static tr_status tri_mpi_attn(void *user, tr_ctx *ctx, const tr_attn_args *args)
@@ -2065,7 +2065,7 @@ typedef struct tri_mpi_trip {
     int64_t  K, I, O, E;
     size_t   elem;
     tr_range own;                           /* tokens that this rank sends */
-    int32_t *expert;                        /* [N K] of each slot; -1 none */
+    int32_t *expert, *place;                /* [N K] of each slot, and who computes it; -1 none */
     tri_mpi_lot *out, *in;                  /* [G, S] */
     int64_t  out_rows, out_pairs, in_rows, in_pairs;
     tri_mpi_pair *out_pair, *in_pair;
@@ -2079,9 +2079,10 @@ static tri_mpi_lot *tri_mpi_lot_of(tri_mpi_lot *lot, const tri_mpi_trip *t, int 
 }
 
 /* Who computes expert e for token n: this place if it can, else holders in turn. */
-static int tri_mpi_holder(const tri_mpi_trip *t, int64_t layer, int64_t e, int64_t n)
+static int tri_mpi_holder(const tri_mpi_trip *t, int64_t e, int64_t n)
 {
     const tr_mpi_map *map = &t->r->mm->map;
+    int64_t layer = t->r->run->layer->index;
     int me = t->r->stage.me, found = 0, k;
     if (tri_mpi_held_at(map, me, layer)[e]) return me;
     for (int s = 0; s < t->S; s++) found += tri_mpi_held_at(map, s, layer)[e] != 0;
@@ -2094,7 +2095,7 @@ static int tri_mpi_holder(const tri_mpi_trip *t, int64_t layer, int64_t e, int64
 /* One walk over this rank's tokens: counts (fill 0), or writes pairs, slots and rows. */
 static tr_status tri_mpi_pack(tri_mpi_trip *t, int fill)
 {
-    int64_t layer = t->r->run->layer->index, R = t->own.end - t->own.begin;
+    int64_t R = t->own.end - t->own.begin;
     int64_t *last;                          /* [S] the token whose row went there last */
     void *p;
     TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_LISTS, (size_t)t->S * sizeof *last, &p));
@@ -2105,11 +2106,10 @@ static tr_status tri_mpi_pack(tri_mpi_trip *t, int fill)
         tr_range part = tr_range_of(R, t->G, g);
         for (int64_t n = t->own.begin + part.begin; n < t->own.begin + part.end; n++)
             for (int64_t j = 0; j < t->K; j++) {
-                int64_t e = t->expert[n * t->K + j];
+                int64_t slot = n * t->K + j;
+                int s = t->place[slot];
                 tri_mpi_lot *lot;
-                int s;
-                if (e < 0) continue;
-                s = tri_mpi_holder(t, layer, e, n);
+                if (s < 0) continue;
                 lot = tri_mpi_lot_of(t->out, t, g, s);
                 if (last[s] != n) {
                     if (fill)
@@ -2123,8 +2123,8 @@ static tr_status tri_mpi_pack(tri_mpi_trip *t, int fill)
                 if (fill) {
                     int64_t i = lot->pair_at + lot->pairs;
                     t->out_pair[i].row = (int32_t)(lot->rows - 1);
-                    t->out_pair[i].expert = (int32_t)e;
-                    t->slot[i] = (int32_t)(n * t->K + j);
+                    t->out_pair[i].expert = t->expert[slot];
+                    t->slot[i] = (int32_t)slot;
                 }
                 lot->pairs++;
             }
@@ -2422,17 +2422,19 @@ static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args 
     t.out = (tri_mpi_lot *)p;
     t.in = t.out + t.G * t.S;
     memset(t.out, 0, 2 * (size_t)(t.G * t.S) * sizeof *t.out);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, (size_t)(N * t.K) * sizeof *t.expert, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, (size_t)(2 * N * t.K) * sizeof *t.expert, &p));
     t.expert = (int32_t *)p;
-    for (int64_t i = 0; i < N * t.K; i++) t.expert[i] = -1;
+    t.place = t.expert + N * t.K;
+    for (int64_t i = 0; i < 2 * N * t.K; i++) t.expert[i] = -1;
     for (int64_t e = 0; e < t.E; e++)
         for (int32_t i = at[e]; i < at[e + 1]; i++) t.expert[order[i]] = (int32_t)e;
-    for (int64_t n = t.own.begin; n < t.own.end; n++)       /* a slot that no expert has is 0 */
-        for (int64_t j = 0; j < t.K; j++)
-            if (t.expert[n * t.K + j] < 0) {
-                tr_view v = tr_view_slice(tr_view_at(a->y, n), 0, j, 1);
-                memset(v.data, 0, (size_t)t.O * t.elem);
-            }
+    for (int64_t n = t.own.begin; n < t.own.end; n++)
+        for (int64_t j = 0; j < t.K; j++) {
+            int64_t slot = n * t.K + j;
+            tr_view y = tr_view_slice(tr_view_at(a->y, n), 0, j, 1);
+            if (t.expert[slot] >= 0) t.place[slot] = (int32_t)tri_mpi_holder(&t, t.expert[slot], n);
+            else memset(y.data, 0, (size_t)t.O * t.elem);       /* a slot that no expert has is 0 */
+        }
     if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_keep(r->m, a->y, 0, N));
     return tri_mpi_travel(&t);
 }
@@ -2541,13 +2543,13 @@ static tr_status tri_mpi_tap(void *user, tr_ctx *ctx, const tr_tap *t)
         return r->cp.me ? TR_OK : tri_mpi_record_tap(r, t, t->x, -1, 0, 0);
     if (t->kind == TR_TAP_STATE)
         return r->cp.me < r->cp.n - 1 || t->seq >= r->n ? TR_OK
-            : tri_mpi_record_tap(r, t, t->x, r->mine[t->seq].seq, 0, t->pos[t->seq]);
+            : tri_mpi_record_tap(r, t, t->x, r->number[t->seq], 0, t->pos[t->seq]);
     for (int64_t b = 0; b < r->n; b++) {
         int64_t T = t->batch->T[b];
         if (t->seq >= 0 && t->seq != b) continue;
         if (T)
             TRI_MPI_TRY(tri_mpi_record_tap(r, t, t->kind == TR_TAP_PROBS ? t->x
-                        : tr_view_slice(t->x, 0, row, T), r->mine[b].seq, T, t->pos[b]));
+                        : tr_view_slice(t->x, 0, row, T), r->number[b], T, t->pos[b]));
         row += T;
     }
     return TR_OK;
@@ -2607,25 +2609,16 @@ static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
     if (!r->opts.tap) return TR_OK;
     r->rec_n = 0;
     m->layer = -1;
-    mine.peer = 0;
-    mine.data = &n;
-    mine.bytes = sizeof n;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *size, &p));
+    size = (uint64_t *)p;
+    TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_TAP, "taps", &n, size, sizeof n));
     if (m->rank) {
-        TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0));
+        mine.peer = 0;
         mine.data = r->rec;
         mine.bytes = n;
         return tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0);
     }
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *size, &p));
-    size = (uint64_t *)p;
     TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
-    for (int i = 0; i < m->size; i++) {
-        from[i].peer = i;
-        from[i].data = &size[i];
-        from[i].bytes = sizeof *size;
-    }
-    TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_TAP, "taps", NULL, 0, from + 1, m->size - 1));
-    size[0] = n;
     for (int i = 1; i < m->size; i++) all += size[i];
     s = tr_alloc(m->ctx, &buf, (size_t)all);
     if (s == TR_OK) s = tr_alloc(m->ctx, &lists, 2 * (size_t)r->opts.B * sizeof *T);
@@ -2633,6 +2626,7 @@ static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
     T = (int64_t *)lists;
     at = (unsigned char *)buf;
     for (int i = 1; i < m->size; i++) {
+        from[i].peer = i;
         from[i].data = at;
         from[i].bytes = size[i];
         at += size[i];
@@ -2672,7 +2666,7 @@ static tr_status tri_mpi_run_lists(tr_mpi_run *r)
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)n * sizeof *r->number));
     r->number = (int64_t *)p;
     for (int64_t k = 0; k < r->n; k++) {
-        r->mine[k].seq = r->number[k] = r->ep.me + k * r->ep.n;
+        r->number[k] = r->ep.me + k * r->ep.n;
         r->mine[k].held = r->held + k * r->cp.n;
     }
     return TR_OK;
@@ -2766,25 +2760,26 @@ void tr_mpi_run_free(tr_mpi_run *r)
     tr_free(ctx, r->T);
     tr_free(ctx, r->ids);
     tr_free(ctx, r->rec);
-    tr_free(ctx, r->hand);
+    tr_free(ctx, r->hand.p);
     tr_free(ctx, r);
 }
 
 /* ---- images ------------------------------------------------------------------ */
 
-/* Images [*from, *to) are those of sequence s of b: as many as its placeholders have rows for. */
-static void tri_mpi_images_of(const tr_mpi_run *r, const tr_images *im, const tr_batch *b,
-                              int64_t s, int64_t *from, int64_t *to)
+/* owner [im->n] becomes the sequence of each image: each sequence has as many as its placeholders
+ * have rows for, of those that are left. Returns how many found a place. */
+static int64_t tri_mpi_image_owners(const tr_mpi_run *r, const tr_images *im, const tr_batch *b,
+                                    int64_t *owner)
 {
     const tr_config *c = &r->mm->part->cfg;
     const int32_t *id = b->ids;
-    *from = *to = 0;
-    for (int64_t k = 0; k <= s; k++) {
+    int64_t i = 0;
+    for (int64_t s = 0; s < b->B; s++) {
         int64_t rows = 0;
-        for (int64_t t = 0; t < b->T[k]; t++) rows += *id++ == c->media.v[0];
-        *from = *to;
-        while (rows > 0 && *to < im->n) rows -= tr_image_rows(c, im, (*to)++);
+        for (int64_t t = 0; t < b->T[s]; t++) rows += *id++ == c->media.v[0];
+        for (; rows > 0 && i < im->n; rows -= tr_image_rows(c, im, i++)) owner[i] = s;
     }
+    return i;
 }
 
 static int64_t tri_mpi_patches(const tr_images *im, int64_t i)
@@ -2792,49 +2787,39 @@ static int64_t tri_mpi_patches(const tr_images *im, int64_t i)
     return im->grid[3 * i] * im->grid[3 * i + 1] * im->grid[3 * i + 2];
 }
 
-/* Image i of im becomes the next of the part: its grid, its place among all, its patches. */
-static tr_status tri_mpi_take_image(const tr_mpi_run *r, tr_images *part, const tr_images *im,
-                                    int64_t i, int64_t *grid, int64_t *among, tr_view pixels,
-                                    int64_t *patches)
-{
-    int64_t n = tri_mpi_patches(im, i), at = 0;
-    for (int64_t k = 0; k < i; k++) at += tri_mpi_patches(im, k);
-    memcpy(grid + 3 * part->n, im->grid + 3 * i, 3 * sizeof *grid);
-    among[2 * part->n] = i;
-    among[2 * part->n + 1] = at;
-    part->n++;
-    *patches += n;
-    return tr_view_copy(r->m->ctx, tr_view_slice(pixels, 0, *patches - n, n),
-                        tr_view_slice(im->pixels, 0, at, n));
-}
-
-/* The images and prompts of the sequences dealt here, through this rank's tower. */
-static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
+/* The images of the sequences dealt here, or without prompts every EP-th, and those prompts,
+ * through this rank's tower. owner [im->n]: of tri_mpi_image_owners; b NULL: not looked at. */
+static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_batch *b,
+                                  const int64_t *owner)
 {
     tr_images part;
     tr_batch mine;
     tr_view pixels;
-    int64_t *grid, patches = 0, all = 0, n = 0, N = 0, at = 0;
+    int64_t *grid, *among, patches = 0, n = 0, N = 0, at = 0;
     int32_t *ids;
     void *p;
-    for (int64_t i = 0; i < im->n; i++) all += tri_mpi_patches(im, i);
     for (int64_t s = 0; b && s < b->B; s++) N += b->T[s];
     TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, (size_t)(5 * im->n) * sizeof *grid, &p));
     grid = (int64_t *)p;
+    among = grid + 3 * im->n;
     TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, tri_mpi_bytes(im->pixels), &p));
     pixels = tri_mpi_packed(p, im->pixels);
     TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_C, (size_t)(N + 1) * sizeof *ids, &p));
     ids = (int32_t *)p;
     memset(&part, 0, sizeof part);
-    for (int64_t i = r->ep.me; !b && i < im->n; i += r->ep.n)
-        TRI_MPI_TRY(tri_mpi_take_image(r, &part, im, i, grid, grid + 3 * im->n, pixels, &patches));
+    for (int64_t i = 0; i < im->n; i++) {
+        int64_t k = tri_mpi_patches(im, i);
+        part.patches += k;
+        if ((b ? owner[i] : i) % r->ep.n != r->ep.me) continue;
+        memcpy(grid + 3 * part.n, im->grid + 3 * i, 3 * sizeof *grid);
+        among[2 * part.n] = i;
+        among[2 * part.n++ + 1] = part.patches - k;
+        TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_slice(pixels, 0, patches, k),
+                                 tr_view_slice(im->pixels, 0, part.patches - k, k)));
+        patches += k;
+    }
     for (int64_t s = 0; b && s < b->B; at += b->T[s++]) {
-        int64_t from, to;
         if (s % r->ep.n != r->ep.me) continue;
-        tri_mpi_images_of(r, im, b, s, &from, &to);
-        for (int64_t i = from; i < to; i++)
-            TRI_MPI_TRY(tri_mpi_take_image(r, &part, im, i, grid, grid + 3 * im->n, pixels,
-                                           &patches));
         if (b->T[s]) memcpy(ids + n, b->ids + at, (size_t)b->T[s] * sizeof *ids);
         n += b->T[s];
         r->T[s / r->ep.n] = b->T[s];
@@ -2847,18 +2832,19 @@ static tr_status tri_mpi_see_part(tr_mpi_run *r, const tr_images *im, const tr_b
     }
     part.pixels = tr_view_slice(pixels, 0, 0, patches);
     part.grid = grid;
-    part.among = grid + 3 * im->n;
-    part.patches = all;
+    part.among = among;
     mine.B = r->n;
     mine.T = r->T;
     mine.ids = ids;
-    for (int64_t k = 0; k < r->n; k++) r->run->state.len[k] = r->len[r->mine[k].seq];
+    for (int64_t k = 0; k < r->n; k++) r->run->state.len[k] = r->len[r->number[k]];
     return tr_vit_forward(r->run, &part, b ? &mine : NULL);
 }
 
 tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
 {
     tr_run_opts o;
+    int64_t *owner = NULL;
+    void *p = NULL;
     tr_status s = TR_OK;
     if (r->m->failed) return TR_ERR_PEER;
     if (!im) return r->pp.me ? TR_OK : tr_vit_forward(r->run, NULL, NULL);
@@ -2873,16 +2859,18 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
     if (s == TR_OK && b && b->B != r->opts.B)
         s = tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
                     (long long)b->B, (long long)r->opts.B);
-    if (s == TR_OK && b && b->B) {          /* all ranks look, as one alone would miss some */
-        int64_t from, to = 0;
-        tri_mpi_images_of(r, im, b, b->B - 1, &from, &to);
-        if (to != im->n)
+    if (s == TR_OK)
+        s = tri_mpi_scratch(r->m, TRI_MPI_BUF_LISTS, (size_t)im->n * sizeof *owner, &p);
+    owner = (int64_t *)p;
+    if (s == TR_OK && b) {                  /* all ranks look, as one alone would miss some */
+        int64_t n = tri_mpi_image_owners(r, im, b, owner);
+        if (n != im->n)
             s = tr_fail(r->m->ctx, TR_ERR_ARG, "%s: the prompts have places for %lld images, not "
-                        "for %lld", tr_family_name(r->mm->part->cfg.family), (long long)to,
+                        "for %lld", tr_family_name(r->mm->part->cfg.family), (long long)n,
                         (long long)im->n);
     }
     r->m->n_held = 0;
-    if (s == TR_OK && !r->pp.me) s = tri_mpi_see_part(r, im, b);
+    if (s == TR_OK && !r->pp.me) s = tri_mpi_see_part(r, im, b, owner);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
     return tri_mpi_show_taps(r, im->n);
 }
@@ -2930,13 +2918,13 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
             if (N > r->most) r->most = N;
         }
     for (int64_t s = 0; s < b->B; at += b->T[s++]) {
-        tri_mpi_seq *q = &r->mine[s / r->ep.n];
+        int64_t k = s / r->ep.n;
         tr_range t = tr_range_of(b->T[s], r->cp.n, r->cp.me);
         if (s % r->ep.n != r->ep.me) continue;
-        q->pos = r->len[s];
-        q->T = b->T[s];
-        r->T[s / r->ep.n] = t.end - t.begin;
-        r->run->state.len[s / r->ep.n] = q->pos + t.begin;
+        r->mine[k].pos = r->len[s];
+        r->mine[k].T = b->T[s];
+        r->T[k] = t.end - t.begin;
+        r->run->state.len[k] = r->len[s] + t.begin;
         if (t.end > t.begin)
             memcpy(r->ids + n, b->ids + at + t.begin, (size_t)(t.end - t.begin) * sizeof *r->ids);
         n += t.end - t.begin;
@@ -2948,17 +2936,17 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
     return TR_OK;
 }
 
-/* [1 + n, N, D]: hidden state and block sums that enter layer `layer`, at p. */
-static tr_view tri_mpi_hidden_view(const tr_mpi_run *r, void *p, int64_t layer, int64_t N)
+/* [1 + n, N, D]: hidden state and block sums that enter layer `layer`, without memory. */
+static tr_view tri_mpi_hidden_view(const tr_mpi_run *r, int64_t layer, int64_t N)
 {
     const tr_config *c = &r->mm->part->cfg;
-    return tr_view3(p, r->opts.profile->act, 1 + tr_hidden_snaps(c, layer), N, c->hidden);
+    return tr_view3(NULL, r->opts.profile->act, 1 + tr_hidden_snaps(c, layer), N, c->hidden);
 }
 
 static tr_status tri_mpi_hidden_in(tr_mpi_run *r, int64_t N, tr_hidden *in)
 {
     int64_t first = r->mm->part->first;
-    tr_view v = tri_mpi_hidden_view(r, NULL, first, N);
+    tr_view v = tri_mpi_hidden_view(r, first, N);
     tr_mpi_part p;
     TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, tri_mpi_bytes(v), &v.data));
     p = tri_mpi_part_of(r->m->rank - r->pp.step, v);
@@ -2974,19 +2962,12 @@ static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
 {
     const tr_model *part = r->mm->part;
     const tr_hidden *h = &r->run->hidden;
-    tr_view v = tri_mpi_hidden_view(r, NULL, part->first + part->layers, N);
-    size_t bytes = tri_mpi_bytes(v);
+    tr_view v = tri_mpi_hidden_view(r, part->first + part->layers, N);
     tr_mpi_part p;
     int moved = 0;
     TRI_MPI_TRY(tri_mpi_handed(r));
-    if (bytes > r->hand_cap) {
-        tr_free(r->m->ctx, r->hand);
-        r->hand_cap = 0;
-        TRI_MPI_TRY(tr_alloc(r->m->ctx, &r->hand, bytes));
-        r->hand_cap = bytes;
-    }
-    v.data = r->hand;
     if (!N) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_room(r->m, &r->hand, tri_mpi_bytes(v), &v.data));
     TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_at(v, 0), tr_view_slice(h->h, 0, 0, N)));
     for (int64_t i = 1; i < v.shape[0]; i++)
         TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_at(v, i),
@@ -3038,36 +3019,26 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
 {
     tr_mpi *m = r->m;
     int64_t B = r->opts.B, most = (B + r->ep.n - 1) / r->ep.n;
-    tr_mpi_part mine, *from, *unused;
     int32_t *said, *all;
     void *p;
     if (m->failed) return TR_ERR_PEER;
     if (r->opts.logits != TR_LOGITS_LAST)
         return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs a run that makes "
                                        "the last logits"));
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A,
-                                (size_t)(most * (r->ep.n + 1)) * sizeof *said, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A, (size_t)(most * (m->size + 1)) * sizeof *said,
+                                &p));
     said = (int32_t *)p;
     all = said + most;
     for (int64_t k = 0; k < most; k++)
         said[k] = k < r->n && m->rank == tri_mpi_speaker(r, r->ep.me) && r->mine[k].T
                   ? tr_argmax(tr_view_at(r->run->logits, k)) : -1;
-    mine.peer = 0;
-    mine.data = said;
-    mine.bytes = (uint64_t)most * sizeof *said;
-    TRI_MPI_TRY(tri_mpi_parts(m, r->ep.n, &from, &unused));
-    for (int e = 0; e < r->ep.n; e++) {
-        from[e].peer = tri_mpi_speaker(r, e);
-        from[e].data = all + e * most;
-        from[e].bytes = mine.bytes;
-    }
-    TRI_MPI_TRY(tr_mpi_exchange(m, TR_MPI_CONTROL, "next tokens", &mine,
-                                m->rank == tri_mpi_speaker(r, r->ep.me), from,
-                                m->rank ? 0 : r->ep.n));
+    TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_CONTROL, "next tokens", said, all,
+                               (uint64_t)most * sizeof *said));
     TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "next tokens", 0, all,
-                             (uint64_t)(most * r->ep.n) * sizeof *all));
+                             (uint64_t)(most * m->size) * sizeof *all));
     for (int64_t b = 0; b < B; b++) {
-        int32_t next = all[b % r->ep.n * most + b / r->ep.n];
+        int64_t speaker = tri_mpi_speaker(r, (int)(b % r->ep.n));
+        int32_t next = all[speaker * most + b / r->ep.n];
         if (!r->now[b]) continue;
         if (next < 0)
             return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_NOT_FINITE, "sequence %lld, token %lld: "
@@ -3083,7 +3054,7 @@ tr_status tr_mpi_tap_state(tr_mpi_run *r)
     tr_state *st = &r->run->state;
     tr_status s = TR_OK;
     if (r->m->failed) return TR_ERR_PEER;
-    for (int64_t k = 0; k < r->n; k++) st->len[k] = r->len[r->mine[k].seq];
+    for (int64_t k = 0; k < r->n; k++) st->len[k] = r->len[r->number[k]];
     for (int64_t l = st->first; r->tp.n > 1 && l < st->first + st->layers; l++)
         for (int kind = TR_STATE_CONV_Q; kind <= TR_STATE_DELTA; kind++)
             for (int64_t k = 0; k < r->n; k++) {

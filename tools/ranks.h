@@ -388,20 +388,9 @@ static void world_same_command(app *a)
 /* bytes of each rank, in their order, on rank 0. */
 static void world_gather(app *a, const char *step, const void *mine, void *all, size_t bytes)
 {
-    world *w = world_of(a);
-    tr_mpi_part out, *in = (tr_mpi_part *)need(a, w->size, sizeof *in);
     void *copy = need(a, (int64_t)bytes, 1);
     memcpy(copy, mine, bytes);
-    out.peer = 0;
-    out.data = copy;
-    out.bytes = bytes;
-    for (int i = 0; i < w->size; i++) {
-        in[i].peer = i;
-        in[i].data = (char *)all + (size_t)i * bytes;
-        in[i].bytes = bytes;
-    }
-    must(a, tr_mpi_exchange(w->m, TR_MPI_CONTROL, step, &out, 1, in, w->rank ? 0 : w->size));
-    tr_free(a->ctx, in);
+    must(a, tr_mpi_collect(world_of(a)->m, TR_MPI_CONTROL, step, copy, all, bytes));
     tr_free(a->ctx, copy);
 }
 

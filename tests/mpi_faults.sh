@@ -8,6 +8,18 @@ model=tests/golden/kimi_k3/text-c
 log=build/mpi/fault.log
 passed=0 failed=0
 
+# told TITLE BAD SHOWN LOG: a line; BAD is empty if all is as it must be.
+told() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        printf 'ok %-34s %s\n' "$1" "$3"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED %s: %s\n' "$1" "$2"
+        tail -5 "$4"
+    fi
+}
+
 # fault TITLE N LAYOUT DEADLINE FAULT RANK LAYER SECONDS WORDS: ends nonzero within SECONDS of the
 # start, WORDS (a pattern) on one line, no process left. Words "-": it must end well.
 fault() {
@@ -26,14 +38,7 @@ fault() {
     [ $took -le $(($8 * 1000)) ] || bad="$bad; $took ms"
     left=$(pgrep -f "mpi_faults $model $3 $4 $5 $6 $7" | wc -l)
     [ "$left" -eq 0 ] || bad="$bad; $left processes left"
-    if [ -z "$bad" ]; then
-        passed=$((passed + 1))
-        printf 'ok %-34s %2d.%d s  %s\n' "$1" $((took / 1000)) $((took % 1000 / 100)) "$said"
-    else
-        failed=$((failed + 1))
-        printf 'FAILED %s: %s\n' "$1" "$bad"
-        tail -5 "$log"
-    fi
+    told "$1" "$bad" "$(printf '%2d.%d s  %s' $((took / 1000)) $((took % 1000 / 100)) "$said")" "$log"
 }
 
 # The launcher takes some 1.5 s to end the ranks after one of them asked for it.
@@ -92,14 +97,7 @@ verdict() {
     [ "${6:-0}" -le "${7:-0}" ] || bad="$bad; $6 s"
     left=$(pgrep -f "$top/build/trillion-mpi run model" | wc -l)
     [ "$left" -eq 0 ] || bad="$bad; $left processes left"
-    if [ -z "$bad" ]; then
-        passed=$((passed + 1))
-        printf 'ok %-34s %s\n' "$1" "$(grep -m1 "$5" "$4" | cut -c1-100)"
-    else
-        failed=$((failed + 1))
-        printf 'FAILED %s: %s\n' "$1" "$bad"
-        tail -5 "$4"
-    fi
+    told "$1" "$bad" "$(grep -m1 "$5" "$4" | cut -c1-100)" "$4"
 }
 
 given() {                                       # given TITLE CODE WORDS [ARGUMENT...]

@@ -145,6 +145,37 @@ static void map_file(const char *text)
     fclose(f);
 }
 
+/* Maps for 2 places and 4 experts, and what is said of them. */
+static const struct { const char *text; tr_status status; const char *words; } bad_maps[] = {
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [3]]}}",
+      TR_ERR_MISSING, "map.json expert 2" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1, 0], [2, 3]]}}",
+      TR_ERR_FORMAT, "place 0 expert 0 twice" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1, 4], [2, 3]]}}",
+      TR_ERR_RANGE, "expert 4" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1, -1], [2, 3]]}}",
+      TR_ERR_RANGE, "-1" },
+    { "{\"places\": 2, \"layers\": {\"3\": [[0, 1, 2, 3]]}}",
+      TR_ERR_MISSING, "layer 1" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1, 2, 3]]}}",
+      TR_ERR_FORMAT, "2 lists" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], {\"a\": 2}]}}",
+      TR_ERR_FORMAT, "place 1" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"0\": []}}",
+      TR_ERR_RANGE, "map.json \"0\" layer" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"4\": [[3, 2], [0, 1]]}}",
+      TR_ERR_RANGE, "map.json \"4\" layer" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"03\": [[3, 2], [0, 1]]}}",
+      TR_ERR_RANGE, "map.json \"03\" layer" },
+    { "{\"places\": 2}",
+      TR_ERR_MISSING, "layers" },
+};
+static const char *const no_maps[] = {
+    "{\"places\": 2, \"layers\": {\"*\": [[0, 1.5], [2, 3]]}}",
+    "[1]",
+    "",
+};
+
 static void maps_read(void)
 {
     tr_ctx *c = test_ctx();
@@ -156,34 +187,15 @@ static void maps_read(void)
     CHECK(count(&m, 0, 3) == 3 && count(&m, 1, 3) == 2);
     tr_mpi_map_free(c, &m);
     CHECK_FAILS(c, TR_ERR_ARG, "map.json 2 3", tr_mpi_map_read(c, &m, &cfg, 3, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [3]]}}");
-    CHECK_FAILS(c, TR_ERR_MISSING, "map.json expert 2", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1, 0], [2, 3]]}}");
-    CHECK_FAILS(c, TR_ERR_FORMAT, "place 0 expert 0 twice", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1, 4], [2, 3]]}}");
-    CHECK_FAILS(c, TR_ERR_RANGE, "expert 4", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1, -1], [2, 3]]}}");
-    CHECK_FAILS(c, TR_ERR_RANGE, "-1", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"3\": [[0, 1, 2, 3]]}}");
-    CHECK_FAILS(c, TR_ERR_MISSING, "layer 1", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1, 2, 3]]}}");
-    CHECK_FAILS(c, TR_ERR_FORMAT, "2 lists", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], {\"a\": 2}]}}");
-    CHECK_FAILS(c, TR_ERR_FORMAT, "place 1", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1.5], [2, 3]]}}");
-    CHECK(tr_mpi_map_read(c, &m, &cfg, 2, path) != TR_OK);
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"0\": []}}");   /* dense */
-    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"0\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"4\": [[3, 2], [0, 1]]}}");
-    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"4\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"03\": [[3, 2], [0, 1]]}}");
-    CHECK_FAILS(c, TR_ERR_RANGE, "map.json \"03\" layer", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("{\"places\": 2}");
-    CHECK_FAILS(c, TR_ERR_MISSING, "layers", tr_mpi_map_read(c, &m, &cfg, 2, path));
-    map_file("[1]");
-    CHECK(tr_mpi_map_read(c, &m, &cfg, 2, path) != TR_OK);
-    map_file("");
-    CHECK(tr_mpi_map_read(c, &m, &cfg, 2, path) != TR_OK);
+    for (size_t i = 0; i < sizeof bad_maps / sizeof *bad_maps; i++) {
+        map_file(bad_maps[i].text);
+        CHECK_FAILS(c, bad_maps[i].status, bad_maps[i].words,
+                    tr_mpi_map_read(c, &m, &cfg, 2, path));
+    }
+    for (size_t i = 0; i < sizeof no_maps / sizeof *no_maps; i++) {
+        map_file(no_maps[i]);
+        CHECK(tr_mpi_map_read(c, &m, &cfg, 2, path) != TR_OK);
+    }
     CHECK_FAILS(c, TR_ERR_IO, "nowhere.json", tr_mpi_map_read(c, &m, &cfg, 2, "nowhere.json"));
     tr_config_free(c, &cfg);
     tr_ctx_free(c);

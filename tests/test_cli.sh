@@ -45,19 +45,6 @@ json() {
 
 copy() { rm -rf "$2"; cp -R "$1" "$2"; }
 
-# file_offset FILE TENSOR: where its first byte lies in the file.
-file_offset() {
-    n=$(od -An -tu8 -N8 "$1" | tr -d ' ')
-    at=$(tail -c +9 "$1" | head -c "$n" | grep -o "\"$2\": *{[^}]*}" |
-        sed 's/.*\[\([0-9]*\),.*/\1/')
-    echo $((8 + n + at))
-}
-
-# poke FILE TENSOR BYTES: overwrites the first bytes of a tensor.
-poke() {
-    printf "$3" | dd of="$1" bs=1 seek="$(file_offset "$1" "$2")" conv=notrunc 2> /dev/null
-}
-
 # ---- help and arguments
 
 gives 'alone: the overview' 0 'audit golden compare selftest' $T

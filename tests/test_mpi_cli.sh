@@ -2,25 +2,19 @@
 # trillion-mpi against trillion: the same files and ids, byte for byte, whatever the layout; and of
 # each failure one sentence, a code that is not 0 and no process left.
 . tests/lib.sh
+. tests/mpi_lib.sh
 T=build/trillion
 M=build/trillion-mpi
 W=build/mpi-cli
 rm -rf $W
 mkdir -p $W/tmp
-if ! have mpirun || ! [ -x $M ]; then
-    echo "not tested: needs mpirun and $M (make setup)"
-    end
-    exit
-fi
-
-# As root, in a container; without Open MPI's boxes; more ranks than cores, which must not spin.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_orte_execute_quiet=1
-export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_WAIT_POLICY=passive
+need_mpi
+export OMPI_MCA_orte_execute_quiet=1            # without Open MPI's boxes
 export TMPDIR=$PWD/$W/tmp
-launch=mpirun
-mpirun --version 2>&1 | grep -qE 'Open MPI|OpenRTE' && launch='mpirun --oversubscribe --bind-to none'
+launch="$MPIRUN $BIND"
 
-ranks() { n=$1; shift; $launch -np "$n" $M "$@" --threads 1 --deadline 60; }
+# over N ARGUMENTS...: trillion-mpi on N ranks.
+over() { n=$1; shift; $launch -np "$n" $M "$@" --threads 1 --deadline 60; }
 
 # gives NAME RANKS CODE "WORDS" ARGUMENTS...: exit code, words; of a failure one sentence and nothing
 # on stdout.
@@ -52,7 +46,7 @@ golden() {
     $T golden "$@" -o $W/one.st --json > $W/one.json 2> $W/err || { bad "$name" "$(cat $W/err)"; return; }
     for l in $list; do
         rm -f $W/many.st
-        if ranks "${l%%:*}" golden "$@" -o $W/many.st --json --layout "${l#*:}" \
+        if over "${l%%:*}" golden "$@" -o $W/many.st --json --layout "${l#*:}" \
                 > $W/many.json 2> $W/err && cmp -s $W/one.st $W/many.st; then
             ok "golden $name, $l"
         else bad "golden $name, $l" "$(cat $W/err; cmp $W/one.st $W/many.st)"; fi
@@ -86,7 +80,7 @@ printf '%s\n' '1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17' '42' '9 8 7 6 5' > $W/
 for d in $K/text-c $F/deepseek_v3 $F/llama3; do
     $T run $d --ids $W/ids.txt -n 6 --chunk 5 > $W/one.ids 2> $W/err
     for l in 2:ep=2 3:cp=3 4:tp=2,pp=2; do
-        if ranks ${l%%:*} run $d --ids $W/ids.txt -n 6 --chunk 5 --layout ${l#*:} \
+        if over ${l%%:*} run $d --ids $W/ids.txt -n 6 --chunk 5 --layout ${l#*:} \
                 > $W/many.ids 2> $W/err && cmp -s $W/one.ids $W/many.ids; then ok "run $d, $l"
         else bad "run $d, $l" "$(cat $W/err $W/many.ids)"; fi
     done
@@ -99,7 +93,7 @@ $T run $F/deepseek_v3 --ids $W/ids.txt -n 3 > $W/one.ids 2> /dev/null
 mapped() {                          # mapped NAME EXPERTS...
     name=$1
     shift
-    if ranks 2 run $F/deepseek_v3 --ids $W/ids.txt -n 3 --report --experts "$@" \
+    if over 2 run $F/deepseek_v3 --ids $W/ids.txt -n 3 --report --experts "$@" \
             > $W/many.ids 2> $W/err && cmp -s $W/one.ids $W/many.ids; then ok "$name"
     else bad "$name" "$(cat $W/err)"; fi
 }
@@ -151,13 +145,13 @@ gives 'another layout' 1 2 'rank 1 tp=2 ep=2' $R --layout ep=2 : -np 1 $M $R --l
 # ---- Rings
 
 rm -rf $W/tmp/*
-ranks 2 $R > /dev/null 2>&1
+over 2 $R > /dev/null 2>&1
 [ -z "$(ls $W/tmp | grep '^trillion-......$')" ] && ok 'all well: no ring stays' ||
     bad 'all well: no ring stays' "$(ls $W/tmp)"
-ranks 2 run $W/nodir --ids $W/ids.txt -n 1 > /dev/null 2>&1
+over 2 run $W/nodir --ids $W/ids.txt -n 1 > /dev/null 2>&1
 said=$($T postmortem $W/tmp/trillion-?????? 2>&1)
 [ $? -eq 1 ] && ok 'a failure: the rings tell' || bad 'a failure: the rings tell' "$said"
-ranks 2 $R --rings $W/rings > /dev/null 2>&1
+over 2 $R --rings $W/rings > /dev/null 2>&1
 said=$($T postmortem $W/rings 2>&1) && ok '--rings: they stay' || bad '--rings: they stay' "$said"
 
 # ---- No process is left

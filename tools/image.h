@@ -8,12 +8,14 @@
  *     img m;  img_proc p;  img_pixels x;
  *     img_proc_load(ctx, &p, "DIR", NULL, 0);
  *     img_load(ctx, &m, "cat.png", IMG_MAX_PIXELS);
- *     img_process(ctx, &p, &m, IMG_PILLOW_12, &x);      x.values [x.patches, x.patch_len]
+ *     img_process(ctx, &p, &m, IMG_PILLOW_12, &x);
+ *
+ * and x.values is [x.grid.patches, x.grid.patch_len].
  *
  * CONTENTS   (search for the tag in braces)
  *
  *     {mode}    what a pixel is           {resize}  Pillow's resize, in fixed point
- *     {file}    bytes of a file           {key}     preprocessor_config.json, in four classes
+ *     {file}    bytes of a file           {key}     preprocessor_config.json, in five classes
  *     {png}     chunks, filters, depths   {size}    the size rules
  *     {jpeg}    libjpeg and its warnings  {pixels}  fill, pad, normalise, cut into patches
  *
@@ -998,15 +1000,14 @@ static inline tr_status img_taps_make(tr_ctx *ctx, img_taps *t, int64_t in, int6
     return TR_OK;
 }
 
-/* out[i] = clip((2^21 + sum over t of k[t] in[t stride + i]) >> 22) for i < n: rows of bytes,
- * weighted and added. Both passes are made of it. Bytes go through in sixteens, the last of which
- * may overlap the one before. */
-#if defined(__GNUC__)
+#if defined(__GNUC__)           /* into a caller that is compiled for another machine */
 #define IMG_INLINE static inline __attribute__((always_inline))
 #else
 #define IMG_INLINE static inline
 #endif
 
+/* out[i] = clip((2^21 + sum over t of k[t] in[t stride + i]) >> 22) for i < n <= 16: rows of bytes,
+ * weighted and added. Both passes are made of it. */
 IMG_INLINE void img_sum_some(uint8_t *out, const uint8_t *in, size_t stride, const uint32_t *k,
                              int64_t taps, int n)
 {
@@ -1020,6 +1021,7 @@ IMG_INLINE void img_sum_some(uint8_t *out, const uint8_t *in, size_t stride, con
     }
 }
 
+/* Any n: bytes go through in sixteens, the last of which may overlap the one before. */
 IMG_INLINE void img_sum_body(uint8_t *out, const uint8_t *in, size_t stride, const uint32_t *k,
                              int64_t taps, int64_t n)
 {
@@ -1215,7 +1217,7 @@ static inline tr_status img_copy(tr_ctx *ctx, img *b, const img *a)
     return TR_OK;
 }
 
-/* Both passes, those that are needed. src may be changed. */
+/* Both passes, those that are needed. */
 static inline tr_status img_passes(tr_ctx *ctx, img *out, const img *a, int64_t w, int64_t h,
                                    const img_kernel *kernel, img_pillow order)
 {
@@ -1259,7 +1261,7 @@ static inline tr_status img_resize(tr_ctx *ctx, img *out, const img *src, int64_
 /* ============================================================================
  * Processors {key}
  *
- * preprocessor_config.json decides; a key is a row in one of four classes, and one without a row
+ * preprocessor_config.json decides; a key is a row in one of five classes, and one without a row
  * is refused by name, unless the caller accepts it by name:
  *
  *     required     it must be there
@@ -1582,17 +1584,6 @@ static inline tr_status img_check_missing(const img_reader *rd)
     return TR_OK;
 }
 
-/* value[v] = (v rescale - mean) / std as transformers rounds it (rescale, then normalize): the
- * product in binary64 and then stored in binary32, the rest in binary32. */
-static inline void img_qwen_normalize(float value[256], double rescale, double mean, double std)
-{
-    for (int v = 0; v < 256; v++) {
-        float x = (float)(v * rescale);
-        x = x - (float)mean;
-        value[v] = x / (float)std;
-    }
-}
-
 /* What absence means, for optional rows that were not there. */
 static inline tr_status img_read_absent(img_reader *rd)
 {
@@ -1609,6 +1600,17 @@ static inline tr_status img_read_absent(img_reader *rd)
     }
     rd->json = file;
     return s;
+}
+
+/* value[v] = (v rescale - mean) / std as transformers rounds it (rescale, then normalize): the
+ * product in binary64 and then stored in binary32, the rest in binary32. */
+static inline void img_qwen_normalize(float value[256], double rescale, double mean, double std)
+{
+    for (int v = 0; v < 256; v++) {
+        float x = (float)(v * rescale);
+        x = x - (float)mean;
+        value[v] = x / (float)std;
+    }
 }
 
 /* From text [n]. accept [n_accept]: keys to let pass that have no row, or a value that is not

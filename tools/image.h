@@ -69,29 +69,19 @@
 typedef enum img_mode { IMG_MODE_LIST(IMG_ENUM) IMG_MODES } img_mode;
 #undef IMG_ENUM
 
-static inline int img_bytes(img_mode m)             /* of a pixel */
+typedef struct img_layout { int bytes, alpha; const char *name; } img_layout;
+
+static inline const img_layout *img_mode_get(img_mode m)
 {
-#define IMG_ROW(name, bytes, alpha, text) bytes,
-    static const int b[IMG_MODES] = { IMG_MODE_LIST(IMG_ROW) };
+#define IMG_ROW(name, bytes, alpha, text) { bytes, alpha, text },
+    static const img_layout row[IMG_MODES] = { IMG_MODE_LIST(IMG_ROW) };
 #undef IMG_ROW
-    return b[m];
+    return &row[m];
 }
 
-static inline int img_has_alpha(img_mode m)         /* a band of its own */
-{
-#define IMG_ROW(name, bytes, alpha, text) alpha,
-    static const int a[IMG_MODES] = { IMG_MODE_LIST(IMG_ROW) };
-#undef IMG_ROW
-    return a[m];
-}
-
-static inline const char *img_mode_name(img_mode m)
-{
-#define IMG_ROW(name, bytes, alpha, text) text,
-    static const char *const s[IMG_MODES] = { IMG_MODE_LIST(IMG_ROW) };
-#undef IMG_ROW
-    return s[m];
-}
+static inline int img_bytes(img_mode m) { return img_mode_get(m)->bytes; }      /* of a pixel */
+static inline int img_has_alpha(img_mode m) { return img_mode_get(m)->alpha; }  /* as a band */
+static inline const char *img_mode_name(img_mode m) { return img_mode_get(m)->name; }
 
 typedef struct img {
     img_mode mode;
@@ -127,6 +117,12 @@ static inline tr_status img_alloc(tr_ctx *ctx, img *m, img_mode mode, int64_t w,
     return TR_OK;
 }
 
+/* Pixel (x, y). */
+static inline uint8_t *img_at(const img *m, int64_t x, int64_t y)
+{
+    return m->px + ((size_t)y * (size_t)m->w + (size_t)x) * (size_t)img_bytes(m->mode);
+}
+
 /* a b / 255 of bytes, rounded. */
 static inline uint8_t img_mul255(unsigned a, unsigned b)
 {
@@ -140,7 +136,7 @@ static inline uint8_t img_mul255(unsigned a, unsigned b)
  * All of it is Pillow's. */
 static inline void img_row_rgba(const img *m, int64_t y, uint8_t *rgba)
 {
-    const uint8_t *p = m->px + (size_t)y * (size_t)m->w * (size_t)img_bytes(m->mode);
+    const uint8_t *p = img_at(m, 0, y);
     for (int64_t x = 0; x < m->w; x++, rgba += 4) {
         uint16_t v = 0;
         rgba[3] = 255;
@@ -484,7 +480,7 @@ static inline int img_png_put(const img_png *g, const img_pass *p, const uint8_t
                               img *m)
 {
     int n = img_png_samples(g->kind), step = img_bytes(m->mode), top = 0;
-    uint8_t *to = m->px + ((size_t)y * (size_t)m->w + (size_t)p->x0) * (size_t)step;
+    uint8_t *to = img_at(m, p->x0, y);
     if (g->depth == 8 && p->dx == 1 && g->kind != 3) {
         memcpy(to, row, p->row);
         return 0;
@@ -717,13 +713,12 @@ static void img_jpeg_check_scans(img_jpeg *j)
 static void img_jpeg_read_pixels(img_jpeg *j)
 {
     struct jpeg_decompress_struct *z = &j->z;
-    size_t row = (size_t)j->m->w * (size_t)img_bytes(j->m->mode);
     z->out_color_space = j->m->mode == IMG_L ? JCS_GRAYSCALE
                        : j->m->mode == IMG_RGB ? JCS_RGB : JCS_CMYK;
     (void)jpeg_start_decompress(z);
     if (jpeg_has_multiple_scans(z)) img_jpeg_check_scans(j);
     while (z->output_scanline < z->output_height) {
-        JSAMPROW to = j->m->px + z->output_scanline * row;
+        JSAMPROW to = img_at(j->m, 0, z->output_scanline);
         (void)jpeg_read_scanlines(z, &to, 1);
     }
     (void)jpeg_finish_decompress(z);                /* to the end marker */
@@ -1065,50 +1060,56 @@ static inline void img_down8(img_sum_fn sum, const img *a, const img_taps *t, im
 {
     size_t row = (size_t)a->w * (size_t)img_bytes(a->mode);
     for (int64_t y = 0; y < b->h; y++)
-        sum(b->px + (size_t)y * row, a->px + (size_t)t->first[y] * row, row, t->k + y * t->most,
-            t->count[y], (int64_t)row);
+        sum(img_at(b, 0, y), img_at(a, 0, t->first[y]), row, t->k + y * t->most, t->count[y],
+            (int64_t)row);
 }
 
-/* Across: sixteen rows are turned on their side, so that a column is a row of sixteen pixels; of
+/* Across: a strip of sixteen rows is transposed, so that a column is a row of sixteen pixels; of
  * each only the columns that the next IMG_GROUP outputs look at. */
-enum { IMG_BAND = 16, IMG_GROUP = 64 };
+enum { IMG_STRIP = 16, IMG_GROUP = 64 };
 
-static inline void img_turn(uint8_t *to, const img *a, int64_t y0, int64_t rows, int64_t x0,
-                            int64_t x1)
+static inline void img_transpose(uint8_t *to, const img *a, int64_t y0, int64_t rows, int64_t x0,
+                                 int64_t x1)
 {
-    size_t C = (size_t)img_bytes(a->mode), n = (size_t)(x1 - x0) * C;
+    size_t n = (size_t)(x1 - x0) * (size_t)img_bytes(a->mode);
     for (int64_t r = 0; r < rows; r++) {
-        const uint8_t *in = a->px + ((size_t)(y0 + r) * (size_t)a->w + (size_t)x0) * C;
-        for (size_t i = 0; i < n; i++) to[i * IMG_BAND + (size_t)r] = in[i];
+        const uint8_t *in = img_at(a, x0, y0 + r);
+        for (size_t i = 0; i < n; i++) to[i * IMG_STRIP + (size_t)r] = in[i];
     }
+}
+
+/* The outputs of the group that begins at g look at columns t->first[g] up to this one, less 1. */
+static inline int64_t img_group_end(const img_taps *t, int64_t g, int64_t out)
+{
+    int64_t last = g + IMG_GROUP < out ? g + IMG_GROUP - 1 : out - 1;
+    return t->first[last] + t->count[last];
 }
 
 static inline tr_status img_across8(tr_ctx *ctx, const img *a, const img_taps *t, img *b)
 {
     img_sum_fn sum = img_sum(ctx);
     size_t C = (size_t)img_bytes(a->mode), span = 0, bytes;
-    uint8_t column[4 * IMG_BAND], *turned;
+    size_t stride = C * IMG_STRIP;                  /* bytes of a transposed column */
+    uint8_t column[4 * IMG_STRIP], *strip;
     void *p;
     for (int64_t g = 0; g < b->w; g += IMG_GROUP) {
-        int64_t last = g + IMG_GROUP < b->w ? g + IMG_GROUP - 1 : b->w - 1;
-        size_t n = (size_t)(t->first[last] + t->count[last] - t->first[g]);
+        size_t n = (size_t)(img_group_end(t, g, b->w) - t->first[g]);
         if (n > span) span = n;
     }
-    IMG_TRY(tr_size_mul(ctx, &bytes, span, C * IMG_BAND));
+    IMG_TRY(tr_size_mul(ctx, &bytes, span, stride));
     IMG_TRY(tr_alloc(ctx, &p, bytes));
-    turned = (uint8_t *)p;
-    for (int64_t y = 0; y < a->h; y += IMG_BAND) {
-        int64_t rows = a->h - y < IMG_BAND ? a->h - y : IMG_BAND;
+    strip = (uint8_t *)p;
+    for (int64_t y = 0; y < a->h; y += IMG_STRIP) {
+        int64_t rows = a->h - y < IMG_STRIP ? a->h - y : IMG_STRIP;
         for (int64_t x = 0; x < b->w; x++) {
             int64_t g = x - x % IMG_GROUP;
-            int64_t last = g + IMG_GROUP < b->w ? g + IMG_GROUP - 1 : b->w - 1;
-            if (x == g) img_turn(turned, a, y, rows, t->first[g], t->first[last] + t->count[last]);
-            sum(column, turned + (size_t)(t->first[x] - t->first[g]) * C * IMG_BAND, C * IMG_BAND,
-                t->k + x * t->most, t->count[x], (int64_t)C * IMG_BAND);
-            for (int64_t r = 0; r < rows; r++)
-                for (size_t c = 0; c < C; c++)
-                    b->px[((size_t)(y + r) * (size_t)b->w + (size_t)x) * C + c] =
-                        column[c * IMG_BAND + (size_t)r];
+            if (x == g) img_transpose(strip, a, y, rows, t->first[g], img_group_end(t, g, b->w));
+            sum(column, strip + (size_t)(t->first[x] - t->first[g]) * stride, stride,
+                t->k + x * t->most, t->count[x], (int64_t)stride);
+            for (int64_t r = 0; r < rows; r++) {
+                uint8_t *to = img_at(b, x, y + r);
+                for (size_t c = 0; c < C; c++) to[c] = column[c * IMG_STRIP + (size_t)r];
+            }
         }
     }
     tr_free(ctx, p);
@@ -1183,8 +1184,7 @@ static inline tr_status img_nearest(tr_ctx *ctx, img *b, const img *a, int64_t w
     for (int64_t y = 0; s == TR_OK && y < h; y++)
         for (int64_t x = 0; x < w; x++)
             if (xs[x] >= 0 && ys[y] >= 0)
-                memcpy(b->px + ((size_t)y * (size_t)w + (size_t)x) * C,
-                       a->px + ((size_t)ys[y] * (size_t)a->w + (size_t)xs[x]) * C, C);
+                memcpy(img_at(b, x, y), img_at(a, xs[x], ys[y]), C);
     tr_free(ctx, xs);
     tr_free(ctx, ys);
     return s;
@@ -1834,7 +1834,7 @@ static inline tr_status img_flatten(tr_ctx *ctx, const img_proc *p, img *out, co
     tr_status s = img_alloc(ctx, out, IMG_RGB, a->w, a->h);
     for (int64_t y = 0; s == TR_OK && y < a->h; y++) {
         const uint8_t *q = (const uint8_t *)row;
-        uint8_t *to = out->px + (size_t)y * (size_t)a->w * 3;
+        uint8_t *to = img_at(out, 0, y);
         img_row_rgba(a, y, (uint8_t *)row);
         for (int64_t x = 0; x < a->w; x++, q += 4, to += 3)
             for (int c = 0; c < 3; c++) {

@@ -253,7 +253,7 @@ static inline void img_warn_tail(tr_ctx *ctx, const char *name, size_t n)
 /* ============================================================================
  * PNG {png}
  *
- * Chunks: length, four letters, data, CRC. IHDR says size, depth and kind; PLTE and tRNS the
+ * Chunks: length, four letters, data, CRC. IHDR says size, depth and colour type; PLTE and tRNS the
  * palette and what is transparent; the IDATs together are one zlib stream of rows, each with the
  * filter it was stored by in front. With Adam7 seven smaller pictures follow one another.
  *
@@ -264,7 +264,8 @@ static inline void img_warn_tail(tr_ctx *ctx, const char *name, size_t n)
 typedef struct img_png {
     const char *name;
     int64_t w, h;
-    int     depth, kind, interlaced;    /* kind: 0 grey, 2 RGB, 3 palette, 4 grey alpha, 6 RGBA */
+    int     depth, interlaced;
+    int     color_type;                 /* 0 grey, 2 RGB, 3 palette, 4 grey alpha, 6 RGBA */
     int     colors;                     /* entries of the palette */
     uint8_t palette[256][3];
     uint8_t trns[256];  int n_trns;     /* -1: none */
@@ -285,9 +286,26 @@ static inline uint32_t img_crc(const uint8_t *p, size_t n)
     return ~c;
 }
 
-static inline int img_png_samples(int kind)         /* of a pixel in the file */
+static inline uint32_t img_adler32(const uint8_t *p, size_t n)
 {
-    return kind == 2 ? 3 : kind == 4 ? 2 : kind == 6 ? 4 : 1;
+    uint32_t a = 1, b = 0;
+    for (size_t i = 0; i < n; ) {
+        size_t end = n - i < 5552 ? n : i + 5552;   /* so many fit 32 bits before the remainder */
+        for (; i < end; i++) b += a += p[i];
+        a %= 65521;
+        b %= 65521;
+    }
+    return b << 16 | a;
+}
+
+static inline int img_png_samples(const img_png *g)         /* of a pixel in the file */
+{
+    return g->color_type == 2 ? 3 : g->color_type == 4 ? 2 : g->color_type == 6 ? 4 : 1;
+}
+
+static inline size_t img_png_row_bytes(const img_png *g, int64_t w)     /* of w pixels */
+{
+    return ((size_t)w * (size_t)(g->depth * img_png_samples(g)) + 7) / 8;
 }
 
 static inline tr_status img_png_header(tr_ctx *ctx, img_png *g, const uint8_t *d, size_t n,
@@ -299,13 +317,14 @@ static inline tr_status img_png_header(tr_ctx *ctx, img_png *g, const uint8_t *d
     g->w = img_u32(d);
     g->h = img_u32(d + 4);
     g->depth = d[8];
-    g->kind = d[9];
+    g->color_type = d[9];
     g->interlaced = d[12];
-    int one = g->kind == 0 || g->kind == 3, more = g->kind == 2 || g->kind == 4 || g->kind == 6;
-    int deep = g->depth == 8 || (g->depth == 16 && g->kind != 3);
-    if (!(one || more) || !(deep || (one && (g->depth == 1 || g->depth == 2 || g->depth == 4))))
+    int type = g->color_type, depth = g->depth;
+    int one = type == 0 || type == 3, more = type == 2 || type == 4 || type == 6;
+    int deep = depth == 8 || (depth == 16 && type != 3);
+    if (!(one || more) || !(deep || (one && (depth == 1 || depth == 2 || depth == 4))))
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: IHDR: colour type %d of bit depth %d does not "
-                       "exist", g->name, g->kind, g->depth);
+                       "exist", g->name, type, depth);
     if (d[10] || d[11] || d[12] > 1)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: IHDR: compression %d, filter %d, interlace %d do "
                        "not exist", g->name, d[10], d[11], d[12]);
@@ -325,11 +344,11 @@ static inline tr_status img_png_palette(tr_ctx *ctx, img_png *g, const uint8_t *
 
 static inline tr_status img_png_trns(tr_ctx *ctx, img_png *g, const uint8_t *d, size_t n)
 {
-    size_t need = g->kind == 0 ? 2 : g->kind == 2 ? 6 : 0;
-    if (g->kind == 3 ? n > 256 || !g->colors : n != need || !need)
+    size_t need = g->color_type == 0 ? 2 : g->color_type == 2 ? 6 : 0;
+    if (g->color_type == 3 ? n > 256 || !g->colors : n != need || !need)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: tRNS of %llu bytes does not fit colour type %d%s",
-                       g->name, (unsigned long long)n, g->kind,
-                       g->kind == 3 && !g->colors ? " before PLTE" : "");
+                       g->name, (unsigned long long)n, g->color_type,
+                       g->color_type == 3 && !g->colors ? " before PLTE" : "");
     memcpy(g->trns, d, n);
     g->n_trns = (int)n;
     return TR_OK;
@@ -404,7 +423,7 @@ static inline tr_status img_png_chunks(tr_ctx *ctx, img_png *g, const uint8_t *f
     }
     if (!idats)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: there is no IDAT, so no pixel", g->name);
-    if (g->kind == 3 && !g->colors)
+    if (g->color_type == 3 && !g->colors)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: colour type 3 needs a PLTE before IDAT", g->name);
     return TR_OK;
 }
@@ -415,9 +434,11 @@ static const uint8_t img_adam7[7][4] = {
     { 0, 2, 2, 4 }, { 1, 0, 2, 2 }, { 0, 1, 1, 2 }
 };
 
-typedef struct img_pass { int64_t x0, y0, dx, dy, w, h; size_t row; } img_pass;
+typedef struct img_pass { int64_t x0, y0, dx, dy, w, h; size_t row_bytes; } img_pass;
 
-static inline img_pass img_png_pass(const img_png *g, int k)    /* k: 0 to 6, or 0 alone */
+static inline int img_png_passes(const img_png *g) { return g->interlaced ? 7 : 1; }
+
+static inline img_pass img_png_pass(const img_png *g, int k)    /* k < img_png_passes(g) */
 {
     img_pass p = { 0, 0, 1, 1, 0, 0, 0 };
     if (g->interlaced) {
@@ -429,7 +450,7 @@ static inline img_pass img_png_pass(const img_png *g, int k)    /* k: 0 to 6, or
     p.w = (g->w - p.x0 + p.dx - 1) / p.dx;
     p.h = (g->h - p.y0 + p.dy - 1) / p.dy;
     if (p.w < 1) p.h = 0;
-    p.row = ((size_t)p.w * (size_t)(g->depth * img_png_samples(g->kind)) + 7) / 8;
+    p.row_bytes = img_png_row_bytes(g, p.w);
     return p;
 }
 
@@ -440,13 +461,13 @@ static inline void img_png_unfilter(uint8_t *row, const uint8_t *prev, size_t n,
 {
     size_t i, head = bpp < n ? bpp : n;
     switch (filter) {
-    case 1:
+    case 1:                                         /* Sub: left */
         for (i = bpp; i < n; i++) row[i] = (uint8_t)(row[i] + row[i - bpp]);
         break;
-    case 2:
+    case 2:                                         /* Up */
         for (i = 0; i < n; i++) row[i] = (uint8_t)(row[i] + prev[i]);
         break;
-    case 3:
+    case 3:                                         /* Average of left and up */
         for (i = 0; i < head; i++) row[i] = (uint8_t)(row[i] + prev[i] / 2);
         for (; i < n; i++) row[i] = (uint8_t)(row[i] + (row[i - bpp] + prev[i]) / 2);
         break;
@@ -458,14 +479,14 @@ static inline void img_png_unfilter(uint8_t *row, const uint8_t *prev, size_t n,
             row[i] = (uint8_t)(row[i] + (pa <= pb && pa <= pc ? a : pb <= pc ? b : c));
         }
         break;
-    default:                                        /* 0: stored as it is */
+    default:                                        /* None */
         break;
     }
 }
 
 static inline img_mode img_png_mode(const img_png *g)
 {
-    switch (g->kind) {
+    switch (g->color_type) {
     case 0:  return g->depth == 1 ? IMG_1 : g->depth == 16 ? IMG_I16 : IMG_L;
     case 2:  return IMG_RGB;
     case 3:  return IMG_P;
@@ -479,10 +500,10 @@ static inline img_mode img_png_mode(const img_png *g)
 static inline int img_png_put(const img_png *g, const img_pass *p, const uint8_t *row, int64_t y,
                               img *m)
 {
-    int n = img_png_samples(g->kind), step = img_bytes(m->mode), top = 0;
+    int n = img_png_samples(g), step = img_bytes(m->mode), top = 0;
     uint8_t *to = img_at(m, p->x0, y);
-    if (g->depth == 8 && p->dx == 1 && g->kind != 3) {
-        memcpy(to, row, p->row);
+    if (g->depth == 8 && p->dx == 1 && g->color_type != 3) {
+        memcpy(to, row, p->row_bytes);
         return 0;
     }
     for (int64_t x = 0; x < p->w; x++, to += p->dx * step) {
@@ -492,35 +513,34 @@ static inline int img_png_put(const img_png *g, const img_pass *p, const uint8_t
         } else if (g->depth >= 8) {
             const uint8_t *s = row + (size_t)x * (size_t)(n * g->depth / 8);
             for (int c = 0; c < n; c++) to[c] = s[c * g->depth / 8];
-            if (g->kind == 4 && step == 4) {        /* grey, alpha of 16 bits */
+            if (g->color_type == 4 && step == 4) {        /* grey, alpha of 16 bits */
                 to[3] = to[1];
                 to[1] = to[2] = to[0];
             }
         } else {
             int64_t bit = x * g->depth;
             int v = row[bit / 8] >> (8 - g->depth - bit % 8) & ((1 << g->depth) - 1);
-            to[0] = (uint8_t)(g->kind == 3 ? v : v * (255 / ((1 << g->depth) - 1)));
+            to[0] = (uint8_t)(g->color_type == 3 ? v : v * (255 / ((1 << g->depth) - 1)));
         }
-        if (g->kind == 3 && to[0] > top) top = to[0];
+        if (g->color_type == 3 && to[0] > top) top = to[0];
     }
     return top;
 }
 
 static inline tr_status img_png_rows(tr_ctx *ctx, const img_png *g, uint8_t *raw, img *m)
 {
-    size_t bits = (size_t)(g->depth * img_png_samples(g->kind)), bpp = bits < 8 ? 1 : bits / 8;
-    size_t wide = ((size_t)g->w * bits + 7) / 8;
+    size_t bpp = img_png_row_bytes(g, 1);
     void *zeros;                                    /* what lies above a first row */
     int top = 0, filter = 0;
     int64_t at = 0;
-    IMG_TRY(tr_alloc(ctx, &zeros, wide));
-    for (int k = 0; k < (g->interlaced ? 7 : 1) && filter < 5; k++) {
+    IMG_TRY(tr_alloc(ctx, &zeros, img_png_row_bytes(g, g->w)));
+    for (int k = 0; k < img_png_passes(g) && filter < 5; k++) {
         img_pass p = img_png_pass(g, k);
         const uint8_t *prev = (const uint8_t *)zeros;
-        for (int64_t y = 0; y < p.h && filter < 5; y++, raw += 1 + p.row) {
+        for (int64_t y = 0; y < p.h && filter < 5; y++, raw += 1 + p.row_bytes) {
             at = p.y0 + y * p.dy;
             filter = raw[0];
-            img_png_unfilter(raw + 1, prev, p.row, bpp, filter);
+            img_png_unfilter(raw + 1, prev, p.row_bytes, bpp, filter);
             prev = raw + 1;
             int v = img_png_put(g, &p, raw + 1, at, m);
             if (v > top) top = v;
@@ -530,7 +550,7 @@ static inline tr_status img_png_rows(tr_ctx *ctx, const img_png *g, uint8_t *raw
     if (filter > 4)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: row %lld: filter %d does not exist", g->name,
                        (long long)at, filter);
-    if (g->kind == 3 && top >= g->colors)
+    if (g->color_type == 3 && top >= g->colors)
         return tr_fail(ctx, TR_ERR_RANGE, "%s: a pixel has colour %d of a palette of %d", g->name,
                        top, g->colors);
     return TR_OK;
@@ -545,23 +565,16 @@ static inline void img_png_info(const img_png *g, img *m)
         m->palette[i][3] = i < g->n_trns ? g->trns[i] : 255;
     }
     m->has_key = g->n_trns >= 0;
-    if (m->has_key && g->kind == 0)
+    if (m->has_key && g->color_type == 0)
         m->key = g->depth > 1 ? g->trns[1] : img_u16(g->trns) ? 255 : 0;
 }
 
 /* The zlib stream ends with the Adler-32 of what was deflated. stb_image does not look at it, nor
  * say where it stands; something may follow it, so it is looked for from the end. */
-static inline int img_png_sum_is_there(const img_png *g, const uint8_t *raw, size_t n)
+static inline int img_png_has_adler(const img_png *g, uint32_t sum)
 {
-    uint32_t a = 1, b = 0;
-    for (size_t i = 0; i < n; ) {
-        size_t end = n - i < 5552 ? n : i + 5552;   /* so many fit 32 bits before the remainder */
-        for (; i < end; i++) b += a += raw[i];
-        a %= 65521;
-        b %= 65521;
-    }
     for (size_t at = g->n_idat; at >= 6; at--)      /* behind two bytes of header */
-        if (img_u32(g->idat + at - 4) == (b << 16 | a)) return 1;
+        if (img_u32(g->idat + at - 4) == sum) return 1;
     return 0;
 }
 
@@ -571,9 +584,9 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
     void *raw;
     int got;
     tr_status s;
-    for (int k = 0; k < (g->interlaced ? 7 : 1); k++) {
+    for (int k = 0; k < img_png_passes(g); k++) {
         img_pass p = img_png_pass(g, k);
-        bytes += (size_t)p.h * (1 + p.row);         /* of at most 2^28 pixels */
+        bytes += (size_t)p.h * (1 + p.row_bytes);         /* of at most 2^28 pixels */
     }
     /* Deflate makes at most 1032 bytes of one: a header that promises more is not believed. */
     if (bytes > INT_MAX || g->n_idat > INT_MAX || bytes / 1032 > g->n_idat)
@@ -588,7 +601,7 @@ static inline tr_status img_png_inflate(tr_ctx *ctx, const img_png *g, img *m)
     else if ((size_t)got < bytes)
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels end after %d of %llu bytes", g->name, got,
                     (unsigned long long)bytes);
-    else if (!img_png_sum_is_there(g, (const uint8_t *)raw, bytes))
+    else if (!img_png_has_adler(g, img_adler32((const uint8_t *)raw, bytes)))
         s = tr_fail(ctx, TR_ERR_FORMAT, "%s: the pixels are damaged: IDAT does not "
                     "have their Adler-32", g->name);
     else

@@ -649,7 +649,7 @@ static inline tr_status img_png_decode(tr_ctx *ctx, img *m, const char *name, co
 enum { IMG_MAX_SCANS = 500 };   /* those of real files are about ten */
 
 typedef struct img_jpeg {
-    struct jpeg_decompress_struct z;
+    struct jpeg_decompress_struct cinfo;
     struct jpeg_error_mgr    err;
     struct jpeg_progress_mgr progress;
     jmp_buf  escape;                    /* out of the library, to img_jpeg_try */
@@ -659,32 +659,32 @@ typedef struct img_jpeg {
     img     *m;
 } img_jpeg;
 
-static void img_jpeg_exit(j_common_ptr z)
+static void img_jpeg_exit(j_common_ptr cinfo)
 {
-    img_jpeg *j = (img_jpeg *)z->client_data;
-    z->err->format_message(z, j->said);
+    img_jpeg *j = (img_jpeg *)cinfo->client_data;
+    cinfo->err->format_message(cinfo, j->said);
     longjmp(j->escape, 1);
 }
 
 /* A warning (level < 0) or a trace. What is told of data that is not there ends the decoding. */
-static void img_jpeg_message(j_common_ptr z, int level)
+static void img_jpeg_message(j_common_ptr cinfo, int level)
 {
-    img_jpeg *j = (img_jpeg *)z->client_data;
+    img_jpeg *j = (img_jpeg *)cinfo->client_data;
     if (level >= 0) return;
-    switch (z->err->msg_code) {
+    switch (cinfo->err->msg_code) {
     case JWRN_JPEG_EOF: case JWRN_HIT_MARKER: case JWRN_MUST_RESYNC:
     case JWRN_HUFF_BAD_CODE: case JWRN_ARITH_BAD_CODE:
-        img_jpeg_exit(z);
+        img_jpeg_exit(cinfo);
         break;
     default:                                        /* the pixels are those of the file */
-        if (!j->said[0]) z->err->format_message(z, j->said);
+        if (!j->said[0]) cinfo->err->format_message(cinfo, j->said);
     }
 }
 
-static void img_jpeg_progress(j_common_ptr z)
+static void img_jpeg_progress(j_common_ptr cinfo)
 {
-    img_jpeg *j = (img_jpeg *)z->client_data;
-    if (j->z.input_scan_number <= IMG_MAX_SCANS) return;
+    img_jpeg *j = (img_jpeg *)cinfo->client_data;
+    if (j->cinfo.input_scan_number <= IMG_MAX_SCANS) return;
     snprintf(j->said, sizeof j->said, "more than %d scans", IMG_MAX_SCANS);
     longjmp(j->escape, 1);
 }
@@ -699,13 +699,13 @@ static int img_jpeg_try(img_jpeg *j, void (*step)(img_jpeg *j))
 
 static void img_jpeg_read_header(img_jpeg *j)
 {
-    jpeg_create_decompress(&j->z);
-    j->z.progress = &j->progress;
+    jpeg_create_decompress(&j->cinfo);
+    j->cinfo.progress = &j->progress;
     /* Coefficients of all scans: 2 bytes in 4 components, and the margins of a narrow picture. */
-    j->z.mem->max_memory_to_use = (long)(8 * j->max_pixels + (64 << 20));
-    jpeg_mem_src(&j->z, j->file, (unsigned long)j->n);
-    jpeg_save_markers(&j->z, JPEG_APP0 + 1, 0xffff);
-    (void)jpeg_read_header(&j->z, TRUE);
+    j->cinfo.mem->max_memory_to_use = (long)(8 * j->max_pixels + (64 << 20));
+    jpeg_mem_src(&j->cinfo, j->file, (unsigned long)j->n);
+    jpeg_save_markers(&j->cinfo, JPEG_APP0 + 1, 0xffff);
+    (void)jpeg_read_header(&j->cinfo, TRUE);
 }
 
 /* All scans were read. Where one is missing the library fills the gap, each version of it in its
@@ -713,10 +713,10 @@ static void img_jpeg_read_header(img_jpeg *j)
  * zigzag, -1 for all; the first ten are what decides. A component of no scan has no table. */
 static void img_jpeg_check_scans(img_jpeg *j)
 {
-    const struct jpeg_decompress_struct *z = &j->z;
-    for (int c = 0; c < z->num_components; c++) {
-        int lacking = z->comp_info[c].quant_table == NULL;
-        for (int k = 0; z->coef_bits && k < 10; k++) lacking |= z->coef_bits[c][k] != 0;
+    const struct jpeg_decompress_struct *cinfo = &j->cinfo;
+    for (int c = 0; c < cinfo->num_components; c++) {
+        int lacking = cinfo->comp_info[c].quant_table == NULL;
+        for (int k = 0; cinfo->coef_bits && k < 10; k++) lacking |= cinfo->coef_bits[c][k] != 0;
         if (!lacking) continue;
         snprintf(j->said, sizeof j->said, "component %d is not complete: a scan is missing", c);
         longjmp(j->escape, 1);
@@ -725,16 +725,16 @@ static void img_jpeg_check_scans(img_jpeg *j)
 
 static void img_jpeg_read_pixels(img_jpeg *j)
 {
-    struct jpeg_decompress_struct *z = &j->z;
-    z->out_color_space = j->m->mode == IMG_L ? JCS_GRAYSCALE
-                       : j->m->mode == IMG_RGB ? JCS_RGB : JCS_CMYK;
-    (void)jpeg_start_decompress(z);
-    if (jpeg_has_multiple_scans(z)) img_jpeg_check_scans(j);
-    while (z->output_scanline < z->output_height) {
-        JSAMPROW to = img_at(j->m, 0, z->output_scanline);
-        (void)jpeg_read_scanlines(z, &to, 1);
+    struct jpeg_decompress_struct *cinfo = &j->cinfo;
+    cinfo->out_color_space = j->m->mode == IMG_L ? JCS_GRAYSCALE
+                           : j->m->mode == IMG_RGB ? JCS_RGB : JCS_CMYK;
+    (void)jpeg_start_decompress(cinfo);
+    if (jpeg_has_multiple_scans(cinfo)) img_jpeg_check_scans(j);
+    while (cinfo->output_scanline < cinfo->output_height) {
+        JSAMPROW to = img_at(j->m, 0, cinfo->output_scanline);
+        (void)jpeg_read_scanlines(cinfo, &to, 1);
     }
-    (void)jpeg_finish_decompress(z);                /* to the end marker */
+    (void)jpeg_finish_decompress(cinfo);                /* to the end marker */
 }
 
 static inline tr_status img_jpeg_fail(tr_ctx *ctx, const img_jpeg *j, const char *name)
@@ -749,26 +749,26 @@ static inline tr_status img_jpeg_fail(tr_ctx *ctx, const img_jpeg *j, const char
 /* The header, and the picture that it announces. */
 static inline tr_status img_jpeg_begin(tr_ctx *ctx, img_jpeg *j, const char *name)
 {
-    struct jpeg_decompress_struct *z = &j->z;
-    int n = z->num_components;
-    int64_t w = z->image_width, h = z->image_height, most = 0;
+    struct jpeg_decompress_struct *cinfo = &j->cinfo;
+    int n = cinfo->num_components;
+    int64_t w = cinfo->image_width, h = cinfo->image_height, most = 0;
     IMG_TRY(img_check_size(ctx, name, w, h, j->max_pixels));
-    if (z->data_precision != 8)
+    if (cinfo->data_precision != 8)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d bits is not supported", name,
-                       z->data_precision);
+                       cinfo->data_precision);
     if (n != 1 && n != 3 && n != 4)
         return tr_fail(ctx, TR_ERR_UNSUPPORTED, "%s: JPEG of %d components is not supported", name,
                        n);
     for (int c = 0; c < n; c++) {
-        const jpeg_component_info *k = &z->comp_info[c];
+        const jpeg_component_info *k = &cinfo->comp_info[c];
         int64_t blocks = (int64_t)k->width_in_blocks * k->height_in_blocks;
         if (blocks > most) most = blocks;
     }
     /* In Huffman's code the mean of a block takes a bit at least. */
-    if (!z->arith_code && (uint64_t)most / 8 > j->n)
+    if (!cinfo->arith_code && (uint64_t)most / 8 > j->n)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s: %lld x %lld pixels cannot be in %llu bytes", name,
                        (long long)w, (long long)h, (unsigned long long)j->n);
-    for (jpeg_saved_marker_ptr a = z->marker_list; a && !j->m->orientation; a = a->next)
+    for (jpeg_saved_marker_ptr a = cinfo->marker_list; a && !j->m->orientation; a = a->next)
         if (a->data_length > 6 && !memcmp(a->data, "Exif\0\0", 6))
             j->m->orientation = img_exif_orientation(a->data + 6, a->data_length - 6);
     j->m->format = "JPEG";
@@ -781,8 +781,8 @@ static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, c
     img_jpeg j;
     tr_status s;
     memset(&j, 0, sizeof j);
-    j.z.err = jpeg_std_error(&j.err);
-    j.z.client_data = &j;
+    j.cinfo.err = jpeg_std_error(&j.err);
+    j.cinfo.client_data = &j;
     j.err.error_exit = img_jpeg_exit;
     j.err.emit_message = img_jpeg_message;
     j.progress.progress_monitor = img_jpeg_progress;
@@ -797,9 +797,9 @@ static inline tr_status img_jpeg_decode(tr_ctx *ctx, img *m, const char *name, c
         for (int64_t i = 0; m->mode == IMG_CMYK && i < 4 * m->w * m->h; i++)
             m->px[i] = (uint8_t)(255 - m->px[i]);
         if (j.said[0]) tr_warn(ctx, "%s: JPEG: %s", name, j.said);
-        img_warn_tail(ctx, name, j.z.src->bytes_in_buffer);
+        img_warn_tail(ctx, name, j.cinfo.src->bytes_in_buffer);
     }
-    jpeg_destroy_decompress(&j.z);
+    jpeg_destroy_decompress(&j.cinfo);
     return s;
 }
 

@@ -208,6 +208,14 @@ static inline tr_status img_read_file(tr_ctx *ctx, const char *path, size_t most
     return s;
 }
 
+static inline void img_sha256(char out[65], const void *data, size_t n)
+{
+    tr_sha256 hash;
+    tr_sha256_init(&hash);
+    tr_sha256_update(&hash, data, n);
+    tr_sha256_hex(&hash, out);
+}
+
 static inline uint32_t img_u32(const uint8_t *p)
 {
     return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
@@ -826,7 +834,6 @@ static inline tr_status img_decode(tr_ctx *ctx, img *out, const char *name, cons
                                    size_t n, int64_t max_pixels)
 {
     const uint8_t *f = (const uint8_t *)data;
-    tr_sha256 hash;
     tr_status s;
     memset(out, 0, sizeof *out);
     if (n > IMG_MAX_FILE)
@@ -844,9 +851,7 @@ static inline tr_status img_decode(tr_ctx *ctx, img *out, const char *name, cons
         return s;
     }
     img_warn_changes(ctx, name, out);
-    tr_sha256_init(&hash);
-    tr_sha256_update(&hash, data, n);
-    tr_sha256_hex(&hash, out->sha256);
+    img_sha256(out->sha256, data, n);
     return TR_OK;
 }
 
@@ -1286,7 +1291,7 @@ static inline tr_status img_resize(tr_ctx *ctx, img *out, const img *src, int64_
  * A file with media_proc_cfg is Kimi's; one with an image_processor_type of Qwen2-VL is Qwen's.
  * ========================================================================= */
 
-typedef enum img_family { IMG_KIMI, IMG_QWEN, IMG_FAMILIES } img_family;
+typedef enum img_family { IMG_KIMI, IMG_QWEN } img_family;
 
 /* What lies under transparent pixels. none: alpha is dropped, as convert("RGB") does. */
 typedef enum img_fill {
@@ -1455,6 +1460,14 @@ static inline void *img_field(const img_reader *rd, const img_key *k)
     return (char *)rd->p + k->field;
 }
 
+/* Did the caller accept this key by name? */
+static inline int img_accepts(const img_reader *rd, const char *path)
+{
+    for (int64_t a = 0; a < rd->n_accept; a++)
+        if (!strcmp(rd->accept[a], path)) return 1;
+    return 0;
+}
+
 /* One of the row's words. */
 static inline tr_status img_read_word(const img_reader *rd, const img_key *k, const tr_json_node *v)
 {
@@ -1464,8 +1477,7 @@ static inline tr_status img_read_word(const img_reader *rd, const img_key *k, co
                strspn(s, "0123456789") > 0;
     if (bare == (v->type == TR_JSON_STR)) word = -1;    /* to the vendor "false" is true */
     if (k->type == IMG_WORD && !strcmp(s, "none")) word = -1;           /* absence says it */
-    for (int64_t a = 0; a < rd->n_accept && k->type == IMG_ANY && word < 0; a++)
-        if (!strcmp(rd->accept[a], k->path)) word = 0;
+    if (word < 0 && k->type == IMG_ANY && img_accepts(rd, k->path)) word = 0;
     if (word < 0) return img_bad_value(rd, v, k->path, k->value);
     if (k->type != IMG_WORD) return TR_OK;
     if (k->field == IMG_F(fill)) rd->p->fill = (img_fill)word;
@@ -1552,18 +1564,15 @@ static inline tr_status img_read_object(img_reader *rd, const tr_json_node *obj,
     const tr_json_node *v = tr_json_first(rd->json, obj);
     char path[256];
     for (; v; v = tr_json_next(rd->json, v)) {
-        int i = 0, ok = 0, n = snprintf(path, sizeof path, "%s%s", lead, tr_json_key(rd->json, v));
+        int i = 0, n = snprintf(path, sizeof path, "%s%s", lead, tr_json_key(rd->json, v));
         if (n < 0 || n >= (int)sizeof path - 1)
             return tr_fail(rd->ctx, TR_ERR_FORMAT, "%s line %d: a key of %d bytes is too long",
                            rd->json->name, v->line, n);
         while (rd->row[i].path && strcmp(rd->row[i].path, path) != 0) i++;
         if (!rd->row[i].path) {
-            for (int64_t a = 0; a < rd->n_accept; a++) ok |= !strcmp(rd->accept[a], path);
-            if (!ok)
-                return tr_fail(rd->ctx, TR_ERR_UNSUPPORTED, "%s line %d: unknown key \"%s\"; "
-                               "accept it by name if it changes nothing", rd->json->name,
-                               v->line, path);
-            continue;
+            if (img_accepts(rd, path)) continue;
+            return tr_fail(rd->ctx, TR_ERR_UNSUPPORTED, "%s line %d: unknown key \"%s\"; accept it "
+                           "by name if it changes nothing", rd->json->name, v->line, path);
         }
         IMG_TRY(img_read_row(rd, i, v));
         if (v->type == TR_JSON_OBJECT && rd->row[i].cls != IMG_INERT) {
@@ -1575,22 +1584,27 @@ static inline tr_status img_read_object(img_reader *rd, const tr_json_node *obj,
     return TR_OK;
 }
 
+/* The object that the last key of a path lies in; NULL: it is not there, or null. */
+static inline const tr_json_node *img_parent(const tr_json *json, const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    const tr_json_node *v = json->node;
+    char part[128];
+    while (dot && v && path < dot) {
+        size_t n = strcspn(path, ".");
+        snprintf(part, sizeof part, "%.*s", (int)n, path);
+        v = tr_json_get(json, v, part);
+        path += n + 1;
+    }
+    return v && v->type != TR_JSON_NULL ? v : NULL;
+}
+
 /* Required rows whose object is there must be there too. */
 static inline tr_status img_check_missing(const img_reader *rd)
 {
     for (int i = 0; rd->row[i].path; i++) {
-        const char *path = rd->row[i].path, *dot = strrchr(path, '.');
-        const tr_json_node *parent = rd->json->node;
-        char part[128];
-        while (dot && parent && path < dot) {       /* down to the object it lies in */
-            size_t n = strcspn(path, ".");
-            snprintf(part, sizeof part, "%.*s", (int)n, path);
-            parent = tr_json_get(rd->json, parent, part);
-            path += n + 1;
-        }
-        if (parent && parent->type == TR_JSON_NULL) parent = NULL;
         int needed = rd->row[i].cls == IMG_REQUIRED || rd->row[i].cls == IMG_EXACT;
-        if (needed && parent && !rd->seen[i])
+        if (needed && !rd->seen[i] && img_parent(rd->json, rd->row[i].path))
             return tr_fail(rd->ctx, TR_ERR_MISSING, "%s: key \"%s\" is missing", rd->json->name,
                            rd->row[i].path);
     }
@@ -1626,6 +1640,19 @@ static inline void img_qwen_normalize(float value[256], double rescale, double m
     }
 }
 
+/* Qwen's bounds, which may come under either pair of names. */
+static inline tr_status img_check_bounds(tr_ctx *ctx, const img_proc *p, const char *name)
+{
+    if (!p->min_pixels || !p->max_pixels)
+        return tr_fail(ctx, TR_ERR_MISSING, "%s: key \"size.%s_edge\" (or \"%s_pixels\") is "
+                       "missing", name, p->min_pixels ? "longest" : "shortest",
+                       p->min_pixels ? "max" : "min");
+    if (p->min_pixels > p->max_pixels)
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: at least %lld and at most %lld pixels cannot be",
+                       name, (long long)p->min_pixels, (long long)p->max_pixels);
+    return TR_OK;
+}
+
 /* From text [n]. accept [n_accept]: keys to let pass that have no row, or a value that is not
  * among the row's. */
 static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *name, const char *text,
@@ -1633,7 +1660,6 @@ static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *nam
 {
     img_reader rd;
     tr_json j;
-    tr_sha256 hash;
     tr_status s;
     memset(p, 0, sizeof *p);
     memset(&rd, 0, sizeof rd);
@@ -1645,6 +1671,7 @@ static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *nam
     rd.n_accept = n_accept;
     p->filter = IMG_BICUBIC;                        /* Kimi's code; Qwen's is a key */
     p->family = tr_json_get(&j, j.node, "media_proc_cfg") ? IMG_KIMI : IMG_QWEN;
+    if (p->family == IMG_KIMI) p->temporal = 1;
     rd.row = p->family == IMG_KIMI ? img_kimi_keys : img_qwen_keys;
     if (j.node->type != TR_JSON_OBJECT || (p->family == IMG_QWEN &&
                                            !tr_json_get(&j, j.node, "image_processor_type")))
@@ -1654,13 +1681,7 @@ static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *nam
         s = img_read_object(&rd, j.node, "");
     if (s == TR_OK) s = img_check_missing(&rd);
     if (s == TR_OK) s = img_read_absent(&rd);
-    if (s == TR_OK && p->family == IMG_QWEN && (!p->min_pixels || !p->max_pixels))
-        s = tr_fail(ctx, TR_ERR_MISSING, "%s: key \"size.%s_edge\" (or \"%s_pixels\") is missing",
-                    name, p->min_pixels ? "longest" : "shortest", p->min_pixels ? "max" : "min");
-    if (s == TR_OK && p->family == IMG_QWEN && p->min_pixels > p->max_pixels)
-        s = tr_fail(ctx, TR_ERR_RANGE, "%s: at least %lld and at most %lld pixels cannot be", name,
-                    (long long)p->min_pixels, (long long)p->max_pixels);
-    if (p->family == IMG_KIMI) p->temporal = 1;
+    if (s == TR_OK && p->family == IMG_QWEN) s = img_check_bounds(ctx, p, name);
     tr_json_free(&j);
     if (s != TR_OK) {
         memset(p, 0, sizeof *p);
@@ -1669,9 +1690,7 @@ static inline tr_status img_proc_parse(tr_ctx *ctx, img_proc *p, const char *nam
     for (int c = 0; c < 3; c++)
         if (p->family == IMG_KIMI) tr_image_normalize(p->value[c], p->mean[c], p->std[c]);
         else img_qwen_normalize(p->value[c], p->rescale, p->mean[c], p->std[c]);
-    tr_sha256_init(&hash);
-    tr_sha256_update(&hash, text, n);
-    tr_sha256_hex(&hash, p->sha256);
+    img_sha256(p->sha256, text, n);
     return TR_OK;
 }
 

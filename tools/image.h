@@ -1735,8 +1735,6 @@ typedef struct img_grid {
     int64_t patch_len;          /* numbers of a patch: 3 temporal p p */
 } img_grid;
 
-static inline double img_least(double a, double b) { return a < b ? a : b; }
-
 static inline int64_t img_kimi_side(const img_proc *p, int64_t n, double scale)
 {
     int64_t m = (int64_t)((double)n * scale), most = p->side_limit * p->patch;
@@ -1750,7 +1748,7 @@ static inline void img_kimi_size(const img_proc *p, img_grid *g)
     double side = (double)(p->side_limit * p->patch);
     double s = sqrt((double)p->patch_limit / ((cols > 1 ? (double)cols : 1) *
                                               (rows > 1 ? (double)rows : 1)));
-    s = img_least(1, img_least(s, img_least(side / (double)g->w, side / (double)g->h)));
+    s = fmin(1, fmin(s, fmin(side / (double)g->w, side / (double)g->h)));
     g->nw = img_kimi_side(p, g->w, s);
     g->nh = img_kimi_side(p, g->h, s);
     g->pw = (f - g->nw % f) % f;
@@ -1787,7 +1785,7 @@ static inline void img_qwen_size(const img_proc *p, img_grid *g)
 static inline tr_status img_size(tr_ctx *ctx, const img_proc *p, const char *name, int64_t w,
                                  int64_t h, img_grid *g)
 {
-    double lw = (double)w, lh = (double)h, pixels;
+    double lw = (double)w, lh = (double)h;
     memset(g, 0, sizeof *g);
     g->w = w;
     g->h = h;
@@ -1797,14 +1795,13 @@ static inline tr_status img_size(tr_ctx *ctx, const img_proc *p, const char *nam
                        "the other", name, (long long)w, (long long)h);
     if (p->family == IMG_KIMI) img_kimi_size(p, g);
     else img_qwen_size(p, g);
-    pixels = (double)(g->nw + g->pw) * (double)(g->nh + g->ph);
-    if (!(pixels * (double)p->temporal <= 268435456))
+    int64_t W = g->nw + g->pw, H = g->nh + g->ph;   /* padded */
+    if (!((double)W * (double)H * (double)p->temporal <= 1 << 28))
         return tr_fail(ctx, TR_ERR_RANGE, "%s: %lld x %lld pixels become %lld x %lld of %lld "
-                       "frames: too many", name, (long long)w, (long long)h,
-                       (long long)(g->nw + g->pw), (long long)(g->nh + g->ph),
-                       (long long)p->temporal);
-    g->gw = (g->nw + g->pw) / p->patch;
-    g->gh = (g->nh + g->ph) / p->patch;
+                       "frames: too many", name, (long long)w, (long long)h, (long long)W,
+                       (long long)H, (long long)p->temporal);
+    g->gw = W / p->patch;
+    g->gh = H / p->patch;
     if (p->family == IMG_KIMI && (g->gw > p->side_limit || g->gh > p->side_limit))
         return tr_fail(ctx, TR_ERR_RANGE, "%s: %lld x %lld patches, and a side may have %lld", name,
                        (long long)g->gw, (long long)g->gh, (long long)p->side_limit);
@@ -1853,6 +1850,16 @@ static inline uint8_t img_under(const img_proc *p, int64_t x, int64_t y)
     }
 }
 
+/* out = trunc(A c + (1 - A) b),   A = a / 255 */
+static inline void img_blend(uint8_t *out, const uint8_t *rgba, uint8_t under)
+{
+    float A = (float)rgba[3] / 255.0f, b = (1.0f - A) * (float)under;
+    for (int c = 0; c < 3; c++) {
+        float over = A * (float)rgba[c];
+        out[c] = (uint8_t)(over + b);
+    }
+}
+
 /* a as RGB; with a pattern, and if it has alpha in any form, over that. An RGB picture stays as it
  * is, even one with a transparent colour. */
 static inline tr_status img_flatten(tr_ctx *ctx, const img_proc *p, img *out, const img *a)
@@ -1869,14 +1876,8 @@ static inline tr_status img_flatten(tr_ctx *ctx, const img_proc *p, img *out, co
         uint8_t *to = img_at(out, 0, y);
         img_row_rgba(a, y, (uint8_t *)row);
         for (int64_t x = 0; x < a->w; x++, q += 4, to += 3)
-            for (int c = 0; c < 3; c++) {
-                float A = (float)q[3] / 255.0f, b;
-                to[c] = q[c];
-                if (!blend) continue;
-                b = (1.0f - A) * (float)img_under(p, x, y);
-                A = A * (float)q[c];
-                to[c] = (uint8_t)(A + b);
-            }
+            if (blend) img_blend(to, q, img_under(p, x, y));
+            else memcpy(to, q, 3);
     }
     tr_free(ctx, row);
     return s;

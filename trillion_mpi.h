@@ -111,14 +111,24 @@ typedef enum tr_mpi_event_kind {
     TR_MPI_EVENT_STEP,          /* begins an operator or an exchange */
     TR_MPI_EVENT_WAIT,          /* begins to wait for peer, if it has to */
     TR_MPI_EVENT_DONE,          /* what it waited for is complete */
-    TR_MPI_EVENT_FAIL,          /* text: the sentence */
+    TR_MPI_EVENT_FAIL,          /* text: the sentence; peer: who told it, -1 if this rank did */
     TR_MPI_EVENT_END            /* tr_mpi_free, in order */
 } tr_mpi_event_kind;
+
+typedef enum tr_mpi_cause {
+    TR_MPI_CAUSE_OWN,           /* what the rank was given, or its own work */
+    TR_MPI_CAUSE_UNLIKE,        /* it has or does something else than another, which is named too */
+    TR_MPI_CAUSE_LATE,          /* another waited for it in vain */
+    TR_MPI_CAUSE_DEADLOCK,      /* it waits, perhaps through others, for itself */
+    TR_MPI_CAUSE_MPI            /* MPI gave it an error, perhaps because another is lost */
+} tr_mpi_cause;
 
 typedef struct tr_mpi_event {
     tr_mpi_event_kind kind;
     int         layer;          /* -1: outside the layers */
     int         peer;           /* -1: none */
+    int         rank;           /* of a failure: whose it is, whoever tells it; else -1 */
+    tr_mpi_cause cause;         /* of a failure */
     uint64_t    expected, arrived;      /* bytes of a wait */
     const char *text;           /* step, or sentence; valid during the call */
 } tr_mpi_event;
@@ -149,7 +159,7 @@ TR_API int       tr_mpi_rank(const tr_mpi *m);      /* (here), as are the next *
 TR_API int       tr_mpi_size(const tr_mpi *m);
 
 /* (all) s is how this rank did. Gives TR_OK if all did well; else every rank gets the status and
- * the sentence of the first that did not, which is named. Leaves m usable. */
+ * the sentence of the first that did not, which is named, and an event. Leaves m usable. */
 TR_API tr_status tr_mpi_agree(tr_mpi *m, tr_status s);
 /* (all) Is text the same on all ranks? Else TR_ERR_PEER names what, and the rank that differs from
  * rank 0. */
@@ -325,8 +335,9 @@ TR_API tr_run   *tr_mpi_run_part(const tr_mpi_run *r);
  *     wait:   until all are complete: let MPI move what it can; look for alarms;
  *             half of the deadline gone: tell all whom we wait for; all of it: somebody is late
  *
- * Alarms have a tag of their own. FAIL carries a sentence and ends the receiver too. WAITS says
- * for whom its sender waits: the late one is at the end of the chain. ALIVE starts clocks anew.
+ * Alarms have a tag of their own. FAIL says whose failure it is, its cause and a sentence, and ends
+ * the receiver too. WAITS says for whom its sender waits: the late one is at the end of the chain.
+ * ALIVE starts clocks anew.
  *
  * Traps. A send is complete when its memory may be used again, not when it was received. Ranks that
  * share cores must not spin: a waiter sleeps between looks. An error that MPI itself finds ends in
@@ -353,7 +364,7 @@ typedef enum tri_mpi_alarm_kind { TRI_MPI_FAIL, TRI_MPI_WAITS, TRI_MPI_ALIVE } t
 
 typedef struct tri_mpi_alarm {
     int32_t kind, status;
-    int32_t waits_for, layer;
+    int32_t rank, cause;                    /* whose failure, tr_mpi_cause; who is waited for */
     char    text[TRI_MPI_TEXT];             /* sentence; step */
 } tri_mpi_alarm;
 
@@ -430,9 +441,26 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
     e.kind = kind;
     e.layer = m->layer;
     e.peer = peer;
+    e.rank = -1;
+    e.cause = TR_MPI_CAUSE_OWN;
     e.expected = expected;
     e.arrived = arrived;
     e.text = text;
+    m->opts.event(m->opts.event_user, &e);
+}
+
+/* The context's sentence; by: who told it, -1 if this rank did. */
+static void tri_mpi_event_fail(tr_mpi *m, int by, int rank, tr_mpi_cause cause)
+{
+    tr_mpi_event e;
+    if (!m->opts.event) return;
+    memset(&e, 0, sizeof e);
+    e.kind = TR_MPI_EVENT_FAIL;
+    e.layer = m->layer;
+    e.peer = by;
+    e.rank = rank;
+    e.cause = cause;
+    e.text = tr_err_last(m->ctx);
     m->opts.event(m->opts.event_user, &e);
 }
 
@@ -458,16 +486,6 @@ static tr_status tri_mpi_scratch(tr_mpi *m, tri_mpi_buf_id id, size_t n, void **
     return tri_mpi_room(m, &m->buf[id], n, out);
 }
 
-/* What MPI itself says of an error. */
-static tr_status tri_mpi_check(tr_mpi *m, int code, const char *what)
-{
-    char text[MPI_MAX_ERROR_STRING];
-    int n = 0;
-    if (code == MPI_SUCCESS) return TR_OK;
-    MPI_Error_string(code, text, &n);
-    return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: %s: MPI says: %.*s", m->rank, what, n, text);
-}
-
 static void tri_mpi_sleep(void)
 {
 #if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 199309L
@@ -480,7 +498,7 @@ static void tri_mpi_sleep(void)
 
 /* Hands an alarm to everybody else. One that is still under way when its place is needed again is
  * left out: it said the same. */
-static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int waits_for,
+static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, int rank, tr_mpi_cause cause,
                          const char *text)
 {
     for (int p = 0; p < m->size; p++) {
@@ -492,33 +510,55 @@ static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, tr_status s, int wa
         if (!sent) continue;
         memset(a, 0, sizeof *a);
         a->kind = (int32_t)kind;
-        a->status = (int32_t)s;
-        a->waits_for = waits_for;
-        a->layer = m->layer;
+        a->rank = rank;
+        a->cause = (int32_t)cause;
         snprintf(a->text, sizeof a->text, "%.*s", TRI_MPI_TEXT - 1, text);
         MPI_Isend(a, (int)sizeof *a, MPI_BYTE, p, TRI_MPI_ALARM, m->comm, req);
     }
 }
 
-tr_status tr_mpi_raise(tr_mpi *m, tr_status s)
+/* The first failure of m, with the context's sentence: of this rank, or found by it in another. */
+static tr_status tri_mpi_fail(tr_mpi *m, tr_status s, int rank, tr_mpi_cause cause)
 {
     if (s == TR_OK || m->failed) return s;
     m->failed = 1;
-    tri_mpi_event(m, TR_MPI_EVENT_FAIL, tr_err_last(m->ctx), -1, 0, 0);
-    tri_mpi_tell(m, TRI_MPI_FAIL, s, -1, tr_err_last(m->ctx));
+    tri_mpi_event_fail(m, -1, rank, cause);
+    tri_mpi_tell(m, TRI_MPI_FAIL, rank, cause, tr_err_last(m->ctx));
     return s;
+}
+
+tr_status tr_mpi_raise(tr_mpi *m, tr_status s)
+{
+    return tri_mpi_fail(m, s, m->rank, TR_MPI_CAUSE_OWN);
+}
+
+/* What MPI itself says of an error. */
+static tr_status tri_mpi_check(tr_mpi *m, int code, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int n = 0;
+    if (code == MPI_SUCCESS) return TR_OK;
+    MPI_Error_string(code, text, &n);
+    return tri_mpi_fail(m, tr_fail(m->ctx, TR_ERR_PEER, "%s: MPI says: %.*s", what, n, text),
+                        m->rank, TR_MPI_CAUSE_MPI);
 }
 
 void tr_mpi_alive(tr_mpi *m)
 {
-    if (!m->failed) tri_mpi_tell(m, TRI_MPI_ALIVE, TR_OK, -1, "");
+    if (!m->failed) tri_mpi_tell(m, TRI_MPI_ALIVE, -1, TR_MPI_CAUSE_OWN, "");
 }
 
-/* Sets a rank's sentence, with its number unless the sentence begins with one. */
-static tr_status tri_mpi_says(tr_mpi *m, tr_status s, int rank, const char *text)
+/* The sentence of a failure that another rank, by, tells. One that calls ranks late or unlike has
+ * their numbers in it; all others are of who says them, whose number is put before. */
+static tr_status tri_mpi_heard(tr_mpi *m, tr_status s, int by, tri_mpi_alarm *a)
 {
-    if (!strncmp(text, "rank ", 5)) return tr_fail(m->ctx, s, "%s", text);
-    return tr_fail(m->ctx, s, "rank %d: %s", rank, text);
+    const tr_mpi_cause cause = (tr_mpi_cause)a->cause;
+    a->text[TRI_MPI_TEXT - 1] = 0;
+    if (cause == TR_MPI_CAUSE_LATE || cause == TR_MPI_CAUSE_UNLIKE)
+        (void)tr_fail(m->ctx, s, "%s", a->text);
+    else (void)tr_fail(m->ctx, s, "rank %d: %s", a->rank, a->text);
+    tri_mpi_event_fail(m, by, a->rank, cause);
+    return s;
 }
 
 /* Takes in what others have to say. */
@@ -534,17 +574,14 @@ static tr_status tri_mpi_listen(tr_mpi *m)
         TRI_MPI_TRY(tri_mpi_check(m, MPI_Recv(&a, (int)sizeof a, MPI_BYTE, st.MPI_SOURCE,
                                               TRI_MPI_ALARM, m->comm, MPI_STATUS_IGNORE),
                                   "taking an alarm"));
-        a.text[TRI_MPI_TEXT - 1] = 0;
-        if (a.kind == TRI_MPI_WAITS) m->peer[st.MPI_SOURCE].waits = a.waits_for;
+        if (a.kind == TRI_MPI_WAITS) m->peer[st.MPI_SOURCE].waits = a.rank;
         if (a.kind == TRI_MPI_ALIVE) {
             m->peer[st.MPI_SOURCE].heard = MPI_Wtime();
             m->peer[st.MPI_SOURCE].waits = -1;
         }
         if (a.kind != TRI_MPI_FAIL) continue;
         m->failed = 1;
-        (void)tri_mpi_says(m, TR_ERR_PEER, st.MPI_SOURCE, a.text);
-        tri_mpi_event(m, TR_MPI_EVENT_FAIL, tr_err_last(m->ctx), st.MPI_SOURCE, 0, 0);
-        return TR_ERR_PEER;
+        return tri_mpi_heard(m, TR_ERR_PEER, st.MPI_SOURCE, &a);
     }
 }
 
@@ -612,21 +649,22 @@ static tr_status tri_mpi_head_check(tr_mpi *m, const tri_mpi_msg *x)
 {
     tri_mpi_head h;
     char a[64], b[64];
+    tr_status s = TR_OK;
     memcpy(&h, x->head, sizeof h);
     h.step[TRI_MPI_STEP - 1] = 0;
     if (h.layer != x->layer || h.kind != (int32_t)x->kind || strcmp(h.step, x->step))
-        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is in %s while rank %d is in %s: they took "
-                       "different branches", x->peer, tri_mpi_at(h.layer, h.step, a), m->rank,
-                       tri_mpi_at(x->layer, x->step, b));
-    if (h.call != x->call)
-        return tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d and rank %d run other batches of tokens: "
-                       "all ranks must be given the same", tri_mpi_at(x->layer, x->step, b),
-                       x->peer, m->rank);
-    if (h.bytes != x->bytes)
-        return tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
-                       tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
-                       m->rank, (unsigned long long)x->bytes);
-    return TR_OK;
+        s = tr_fail(m->ctx, TR_ERR_PEER, "rank %d is in %s while rank %d is in %s: they took "
+                    "different branches", x->peer, tri_mpi_at(h.layer, h.step, a), m->rank,
+                    tri_mpi_at(x->layer, x->step, b));
+    else if (h.call != x->call)
+        s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d and rank %d run other batches of tokens: "
+                    "all ranks must be given the same", tri_mpi_at(x->layer, x->step, b), x->peer,
+                    m->rank);
+    else if (h.bytes != x->bytes)
+        s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
+                    tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
+                    m->rank, (unsigned long long)x->bytes);
+    return tri_mpi_fail(m, s, m->rank, TR_MPI_CAUSE_UNLIKE);
 }
 
 /* Begins the next piece of the message: its head, or the next segment of its data. */
@@ -710,16 +748,21 @@ static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
         who = m->peer[who].waits;
     through = hops > 1 ? ", through others," : "";
     tri_mpi_at(x->layer, x->step, at);
-    if (who == m->rank)
-        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d: deadlock: it waits for rank %d in %s, which "
-                       "waits%s for rank %d (%.1f s)", who, x->peer, at, through, who, waited);
+    if (who == m->rank) {
+        (void)tr_fail(m->ctx, TR_ERR_PEER, "deadlock: it waits for rank %d in %s, which waits%s "
+                      "for rank %d (%.1f s)", x->peer, at, through, who, waited);
+        return tri_mpi_fail(m, TR_ERR_PEER, who, TR_MPI_CAUSE_DEADLOCK);
+    }
     if (hops)
-        return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: rank %d waits for rank %d in %s, "
-                       "which waits%s for rank %d (%.1f s)", who, m->rank, x->peer, at, through,
-                       who, waited);
-    return tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: %s: rank %d %s %llu of %llu bytes in "
-                   "%.1f s", who, at, m->rank, x->sends ? "could hand it" : "had",
-                   (unsigned long long)tri_mpi_arrived(m, x), (unsigned long long)x->bytes, waited);
+        (void)tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: rank %d waits for rank %d in %s, "
+                      "which waits%s for rank %d (%.1f s)", who, m->rank, x->peer, at, through, who,
+                      waited);
+    else
+        (void)tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: %s: rank %d %s %llu of %llu bytes in "
+                      "%.1f s", who, at, m->rank, x->sends ? "could hand it" : "had",
+                      (unsigned long long)tri_mpi_arrived(m, x), (unsigned long long)x->bytes,
+                      waited);
+    return tri_mpi_fail(m, TR_ERR_PEER, who, TR_MPI_CAUSE_LATE);
 }
 
 /* Among what is not complete: a message whose peer waits for nobody, else any. */
@@ -758,7 +801,7 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
         if (now - looked > m->opts.deadline / 2) since = now;   /* it was stopped itself */
         looked = now;
         if (!told && now - since > m->opts.deadline / 2) {
-            tri_mpi_tell(m, TRI_MPI_WAITS, TR_OK, p->peer, p->step);
+            tri_mpi_tell(m, TRI_MPI_WAITS, p->peer, TR_MPI_CAUSE_OWN, p->step);
             told = 1;
         }
         if (now - since > m->opts.deadline) {
@@ -771,7 +814,7 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
         tri_mpi_event(m, TR_MPI_EVENT_DONE, x[0]->step, x[0]->peer, x[0]->bytes, x[0]->bytes);
         m->count[x[0]->kind].waited += MPI_Wtime() - begun;
     }
-    if (told) tri_mpi_tell(m, TRI_MPI_ALIVE, TR_OK, -1, "");
+    if (told) tr_mpi_alive(m);
     return TR_OK;
 }
 
@@ -810,13 +853,13 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
     m->layout.tp = tri_mpi_side(opts->layout.tp);
     m->layout.ep = tri_mpi_side(opts->layout.ep);
     m->layout.cp = tri_mpi_side(opts->layout.cp);
+    MPI_Comm_rank(comm, &m->rank);
     s = tri_mpi_check(m, MPI_Comm_dup(comm, &m->comm), "MPI_Comm_dup");
     if (s != TR_OK) {
         tr_mpi_free(m);
         return s;
     }
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(m->comm, &m->rank);
     MPI_Comm_size(m->comm, &m->size);
     s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->peer);
     if (s == TR_OK) m->peer = (tri_mpi_peer *)p;
@@ -873,33 +916,33 @@ void tr_mpi_free(tr_mpi *m)
     tr_free(ctx, m);
 }
 
-/* Each rank's status and sentence to rank 0, the first bad one back to all. */
-tr_status tr_mpi_agree(tr_mpi *m, tr_status s)
+/* Each rank's status, cause and sentence to rank 0, the first bad one back to all. */
+static tr_status tri_mpi_agree(tr_mpi *m, tr_status s, tr_mpi_cause cause)
 {
     tri_mpi_alarm *all, mine, verdict;
     void *p;
-    tr_status t;
     if (m->failed) return s != TR_OK ? s : TR_ERR_PEER;
     memset(&mine, 0, sizeof mine);
     mine.status = (int32_t)s;
+    mine.rank = m->rank;
+    mine.cause = (int32_t)cause;
     snprintf(mine.text, sizeof mine.text, "%.*s", TRI_MPI_TEXT - 1,
              s == TR_OK ? "" : tr_err_last(m->ctx));
     TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *all, &p));
     all = (tri_mpi_alarm *)p;
     TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_CONTROL, "agreement", &mine, all, sizeof mine));
     verdict = mine;
-    for (int i = 0; m->rank == 0 && i < m->size && verdict.status == TR_OK; i++) {
-        verdict = all[i];
-        verdict.waits_for = i;
-    }
+    for (int i = 0; m->rank == 0 && i < m->size && verdict.status == TR_OK; i++) verdict = all[i];
     TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "agreement", 0, &verdict,
                              sizeof verdict));
-    t = (tr_status)verdict.status;
-    if (t == TR_OK) return TR_OK;
-    verdict.text[TRI_MPI_TEXT - 1] = 0;
-    if (m->size == 1) return tr_fail(m->ctx, t, "%s", verdict.text);
-    return tri_mpi_says(m, t, verdict.waits_for, verdict.text);
+    if (verdict.status == TR_OK) return TR_OK;
+    if (verdict.rank != m->rank)
+        return tri_mpi_heard(m, (tr_status)verdict.status, verdict.rank, &verdict);
+    tri_mpi_event_fail(m, -1, m->rank, cause);
+    return s;
 }
+
+tr_status tr_mpi_agree(tr_mpi *m, tr_status s) { return tri_mpi_agree(m, s, TR_MPI_CAUSE_OWN); }
 
 tr_status tr_mpi_same(tr_mpi *m, const char *what, const char *text)
 {
@@ -919,7 +962,7 @@ tr_status tr_mpi_same(tr_mpi *m, const char *what, const char *text)
     else if (strcmp(theirs.hash, hash))
         s = tr_fail(m->ctx, TR_ERR_PEER, "rank %d differs from rank 0 in %s: %s; rank 0: %s",
                     m->rank, what, text, theirs.text);
-    return tr_mpi_agree(m, s);
+    return tri_mpi_agree(m, s, TR_MPI_CAUSE_UNLIKE);
 }
 
 /* ============================================================================

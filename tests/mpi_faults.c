@@ -4,8 +4,9 @@
  *     mpirun -np N build/tests/mpi_faults DIR LAYOUT DEADLINE FAULT RANK LAYER [TIMES]
  *
  * FAULT is none, kill, stop, slow (1.5 deadlines), pause (half of one), fail (its own sentence),
- * nan (among the logits of a router), branch (a step that the others do not take). Each rank prints
- * its sentence and the seconds since the fault on stderr. TIMES repeats the job, for none. */
+ * nan (among the logits of a router), branch (a step that the others do not take), circle (each
+ * rank waits for the next). Each rank prints whose failure it found or was told, and its sentence
+ * with the seconds since the fault, on stderr. TIMES repeats the job, for none. */
 #define TRILLION_IMPLEMENTATION
 #define TRILLION_MPI_IMPLEMENTATION
 #include "../trillion_mpi.h"
@@ -23,9 +24,12 @@ typedef struct fault {
 
 static void on_event(void *user, const tr_mpi_event *e)
 {
+    static const char *const cause[] = { "own", "unlike", "late", "deadlock", "mpi" };
     fault *f = (fault *)user;
-    if (f->done || !f->m || tr_mpi_rank(f->m) != f->rank || e->layer != f->layer ||
-        e->kind != TR_MPI_EVENT_STEP) return;
+    if (e->kind == TR_MPI_EVENT_FAIL)
+        fprintf(stderr, "failure of rank %d, %s\n", e->rank, cause[e->cause]);
+    if (f->done || !f->m || e->layer != f->layer || e->kind != TR_MPI_EVENT_STEP) return;
+    if (tr_mpi_rank(f->m) != f->rank && strcmp(f->name, "circle") != 0) return;
     f->done = 1;
     f->at = MPI_Wtime();
     if (!strcmp(f->name, "kill")) raise(SIGKILL);
@@ -37,6 +41,11 @@ static void on_event(void *user, const tr_mpi_event *e)
     if (!strcmp(f->name, "branch")) {
         int64_t x = 0;
         (void)tr_mpi_bcast(f->m, TR_MPI_ALL, TR_MPI_CONTROL, "another step", f->rank, &x, sizeof x);
+    }
+    if (!strcmp(f->name, "circle")) {
+        int64_t x = 0;
+        tr_mpi_part next = { (tr_mpi_rank(f->m) + 1) % tr_mpi_size(f->m), &x, sizeof x };
+        (void)tr_mpi_exchange(f->m, TR_MPI_CONTROL, "circle", NULL, 0, &next, 1);
     }
 }
 

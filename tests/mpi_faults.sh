@@ -20,8 +20,9 @@ told() {
     fi
 }
 
-# fault TITLE N LAYOUT DEADLINE FAULT RANK LAYER SECONDS WORDS: ends nonzero within SECONDS of the
-# start, WORDS (a pattern) on one line, no process left. Words "-": it must end well.
+# fault TITLE N LAYOUT DEADLINE FAULT RANK LAYER SECONDS WORDS [FAILURE]: ends nonzero within SECONDS
+# of the start, WORDS (a pattern) on one line, no process left. Words "-": it must end well. FAILURE:
+# the rank and the cause that all ranks were told, and no other.
 fault() {
     begun=$(date +%s%N)
     ranks "$2" 60 build/tests/mpi_faults $model "$3" "$4" "$5" "$6" "$7" > "$log" 2>&1
@@ -34,6 +35,8 @@ fault() {
     else
         [ $code -ne 0 ] || bad="exit code 0"
         grep -q "$9" "$log" || bad="$bad; nobody says '$9'"
+        fails=$(sed -n 's/^failure of rank //p' "$log" | sort -u)
+        [ -z "${10:-}" ] || [ "$fails" = "${10}" ] || bad="$bad; failures: $fails"
     fi
     [ $took -le $(($8 * 1000)) ] || bad="$bad; $took ms"
     left=$(pgrep -f "mpi_faults $model $3 $4 $5 $6 $7" | wc -l)
@@ -43,24 +46,25 @@ fault() {
 
 # The launcher takes some 1.5 s to end the ranks after one of them asked for it.
 fault 'nothing wrong'             4 ep=4       5 none   0 0  20 -
-fault 'its own sentence, ep'      4 ep=4       5 fail   1 2  20 'rank 1: .*layers.2.*the disk is full'
-fault 'its own sentence, pp'      3 pp=3       5 fail   2 4  20 'rank 2: .*layers.4.*the disk is full'
-fault 'NaN on one rank'           4 ep=4       5 nan    1 2  20 'sequence 1, token 0.*nan'
+fault 'its own sentence, ep'      4 ep=4       5 fail   1 2  20 'rank 1: .*layers.2.*the disk is full' '1, own'
+fault 'its own sentence, pp'      3 pp=3       5 fail   2 4  20 'rank 2: .*layers.4.*the disk is full' '2, own'
+fault 'NaN on one rank'           4 ep=4       5 nan    1 2  20 'sequence 1, token 0.*nan' '1, own'
 fault 'another branch'            4 ep=4       5 branch 1 2  20 'different branches'
 fault 'killed'                    4 ep=4       5 kill   1 2  20 'rank 1 .*signal 9'
-fault 'stopped, ep'               4 ep=4       2 stop   1 2  20 'rank 1 is late: layer 2'
+fault 'stopped, ep'               4 ep=4       2 stop   1 2  20 'rank 1 is late: layer 2' '1, late'
 if [ "${1:-long}" != short ]; then
     fault 'late for half a deadline'  4 ep=4       4 pause  2 1  30 -
-    fault 'slow, ep'                  4 ep=4       3 slow   2 1  20 'rank 2 is late'
-    fault 'slow, tp'                  4 tp=4       3 slow   2 1  20 'rank 2 is late'
-    fault 'slow, cp'                  4 cp=4       3 slow   1 1  20 'rank 1 is late: .*layer 1'
-    fault 'slow, pp: a chain'         4 pp=4       3 slow   1 1  20 'rank 1 is late'
-    fault 'stopped, pp=2,tp=2: a chain' 4 pp=2,tp=2 3 stop   0 1  20 'rank 0 is late'
-    fault 'stopped, cp: a chain'      5 cp=5       3 stop   0 1  20 'rank 0 is late'
+    fault 'slow, ep'                  4 ep=4       3 slow   2 1  20 'rank 2 is late' '2, late'
+    fault 'slow, tp'                  4 tp=4       3 slow   2 1  20 'rank 2 is late' '2, late'
+    fault 'slow, cp'                  4 cp=4       3 slow   1 1  20 'rank 1 is late: .*layer 1' '1, late'
+    fault 'slow, pp: a chain'         4 pp=4       3 slow   1 1  20 'rank 1 is late' '1, late'
+    fault 'stopped, pp=2,tp=2: a chain' 4 pp=2,tp=2 3 stop   0 1  20 'rank 0 is late' '0, late'
+    fault 'stopped, cp: a chain'      5 cp=5       3 stop   0 1  20 'rank 0 is late' '0, late'
     fault 'killed, the last stage'    3 pp=3       5 kill   2 4  20 'rank 2 .*signal 9'
     fault 'killed, rank 0'            3 ep=3       5 kill   0 1  20 'rank 0 .*signal 9'
-    fault 'its own sentence, tp'      3 tp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full'
-    fault 'its own sentence, cp'      3 cp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full'
+    fault 'its own sentence, tp'      3 tp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full' '1, own'
+    fault 'its own sentence, cp'      3 cp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full' '1, own'
+    fault 'a circle'                  3 ep=3       3 circle 0 1  20 'deadlock: it waits for rank'
     fault 'another branch, tp'        2 tp=2       5 branch 1 2  20 'different branches'
 fi
 
@@ -91,8 +95,7 @@ ln -s "$top/$model" $here/model
 # verdict TITLE EXPECTED-CODE CODE FILE WORDS [SECONDS LIMIT]
 verdict() {
     bad=
-    if [ "$2" = 0 ]; then [ "$3" -eq 0 ] || bad="exit code $3"
-    else [ "$3" -ne 0 ] || bad='exit code 0'; fi
+    [ "$3" -eq "$2" ] || bad="exit code $3"
     grep -q "$5" "$4" || bad="$bad; nobody says '$5'"
     [ "${6:-0}" -le "${7:-0}" ] || bad="$bad; $6 s"
     left=$(pgrep -f "$top/build/trillion-mpi run model" | wc -l)
@@ -154,9 +157,9 @@ outside() {
     wait $job
     code=$?
     took=$(($(date +%s) - begun))
-    [ "$3" = - ] || verdict "$1: on the screen" 2 $code $log "$3" $took 9
+    [ "$3" = - ] || verdict "$1: on the screen" 1 $code $log "$3" $took 9
     build/trillion postmortem $work/rings > $work/post.txt 2>&1
-    verdict "$1: postmortem" 2 $? $work/post.txt "$4" $took 9
+    verdict "$1: postmortem" 1 $? $work/post.txt "$4" $took 9
 }
 if [ "${1:-long}" != short ]; then
     outside 'killed from outside'  KILL - '^rank 1 '

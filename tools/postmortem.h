@@ -7,7 +7,7 @@
  *
  * HOW IT IS FOUND. What counts is where each rank was when the first failed or gave up: launchers
  * wake a stopped rank before they end it, and it goes on for a while. An arrow goes from a rank to
- * the one that it waits for: a rank that gave up has one to the rank that its sentence calls late;
+ * the one that it waits for: a rank that gave up has one to the rank that its failure calls late;
  * one that was told of a failure, that a signal ended, or that says nothing, to the peer of its
  * last event if that is a wait. Then, the first that applies:
  *
@@ -32,7 +32,6 @@
 #ifndef POSTMORTEM_H
 #define POSTMORTEM_H
 
-#include <ctype.h>
 #include <dirent.h>
 #include <stdarg.h>
 
@@ -57,6 +56,8 @@ typedef struct pm_rank {
     int      waits;             /* whom it waited for there */
     int      told;              /* failed: because another did, which told it */
     int      blames;            /* failed: whom it names; RING_NOBODY: itself */
+    ring_cause cause;           /* failed */
+    int      given_up;          /* it was told that others had given up waiting for it */
     int64_t  over;              /* time of its failure or ending */
     const char *said;           /* failed: its sentence */
 } pm_rank;
@@ -97,22 +98,6 @@ static inline const char *pm_end_name(const pm_rank *r)
 
 /* ---- One rank */
 
-/* Of a sentence that begins "rank N: ", its speaker; of one that calls a rank late, that rank. All
- * else is the failure of who says it: of two ranks whose messages do not fit, neither had stopped.
- * RING_NOBODY: none, or self. */
-static inline int pm_named(const char *said, int self, int world)
-{
-    for (const char *s = said; (s = strstr(s, "rank ")) != NULL; s += 5) {
-        char *end;
-        long k;
-        if (!isdigit((unsigned char)s[5])) continue;
-        k = strtol(s + 5, &end, 10);
-        if (k >= world || k == self) return RING_NOBODY;
-        return (s == said && *end == ':') || strstr(said, " late") ? (int)k : RING_NOBODY;
-    }
-    return RING_NOBODY;
-}
-
 static inline int pm_is_crash(int sig)
 {
     const char *s = ring_signal_name(sig);
@@ -134,9 +119,10 @@ static inline void pm_look(pm_rank *r)          /* how it ended */
     if (state == RING_FAILED || (state == RING_RUNNING && fail)) {
         r->end = PM_FAILED;
         r->said = *h->sentence ? h->sentence : fail ? fail->step : "";
-        r->told = !strcmp(r->said, RING_GIVEN_UP) ||
-                  (fail && fail->peer >= 0 && fail->peer != h->rank);
-        r->blames = h->peer != RING_NOBODY ? h->peer : pm_named(r->said, h->rank, h->world);
+        r->blames = state == RING_FAILED ? h->failed : fail->rank;
+        r->cause = (ring_cause)(state == RING_FAILED ? h->cause : fail->cause);
+        r->given_up = r->cause == RING_LATE && r->blames == h->rank;
+        r->told = r->given_up || (fail && fail->peer >= 0 && fail->peer != h->rank);
         if (r->blames == h->rank) r->blames = RING_NOBODY;
         if (fail) r->over = fail->time;
     }
@@ -176,7 +162,7 @@ static inline int64_t pm_seen(const pm_rank *r)
 static inline int pm_next(const pm *p, int r)   /* the arrow from r; RING_NOBODY, RING_ANYBODY */
 {
     const pm_rank *q = &p->rank[r];
-    if (pm_raised(q)) return strstr(q->said, "deadlock") ? q->waits : q->blames;
+    if (pm_raised(q)) return q->cause == RING_DEADLOCK ? q->waits : q->blames;
     if (q->end == PM_MISSING || q->end == PM_ORDERLY || q->end == PM_CRASHED) return RING_NOBODY;
     if (q->waits >= 0 && q->blames == RING_NOBODY &&
         pm_seen(&p->rank[q->waits]) > pm_seen(q) + (p->end - pm_seen(q)) / 2) return RING_NOBODY;
@@ -234,7 +220,7 @@ static inline double pm_seconds(int64_t ns) { return ns > 0 ? (double)ns / 1e9 :
 
 /* ---- The arrows */
 
-/* How many sentences call r late, of those who gave up, or of all if none of their rings is here;
+/* How many ranks call r late, of those who gave up, or of all if none of their rings is here;
  * *first: when the first was said. */
 static inline int pm_accusers(const pm *p, int r, int64_t *first)
 {
@@ -258,7 +244,7 @@ static inline int pm_circle(const pm *p, int r)
     do {
         const pm_rank *q = &p->rank[at];
         if (pm_raised(q)) {
-            if (strstr(q->said, "deadlock")) return -1;
+            if (q->cause == RING_DEADLOCK) return -1;
             tellers++;
         } else {
             int64_t t;
@@ -314,13 +300,11 @@ static inline void pm_say_deadlock(const pm *p, pm_verdict *v, int r)
 
 static inline void pm_say_own(pm_verdict *v, const pm_rank *q, int r)
 {
-    char self[32];
-    size_t n = (size_t)snprintf(self, sizeof self, "rank %d: ", r);
     v->why = PM_OWN;
     v->first = r;
     pm_put(v, "rank %d %s first,", r, q->end == PM_CRASHED ? "crashed" : "failed");
     pm_put_where(v, q);
-    if (q->end == PM_FAILED) pm_put(v, ": %s", q->said + (strncmp(q->said, self, n) ? 0 : n));
+    if (q->end == PM_FAILED) pm_put(v, ": %s", q->said);
     else pm_put(v, ": signal %d (%s)", (int)q->log.head.signal,
                 ring_signal_name(q->log.head.signal));
 }
@@ -338,7 +322,7 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
     } else if (q->end == PM_ORDERLY) {
         pm_put(v, "rank %d ended in order while others still waited for it: they took different "
                "branches", r);
-    } else if (q->end == PM_FAILED && !strcmp(q->said, RING_GIVEN_UP)) {
+    } else if (q->given_up) {
         pm_put(v, "rank %d was stopped or slow: silent for %.1f s", r,
                pm_seconds(p->end - pm_seen(q)));
         pm_put_where(v, q);
@@ -413,7 +397,7 @@ static inline int pm_first_own(const pm *p)
 }
 
 /* 2: to whom the arrows lead from most of those that gave up; if the rings of all of them are lost,
- * whom the sentences name that others were told. -1: nobody gave up, or none names any. */
+ * whom the failures name that others were told. -1: nobody gave up, or none names any. */
 static inline int pm_most_blamed(const pm *p, int *circle)
 {
     int best = -1, most = 0, told = 1;
@@ -437,7 +421,7 @@ static inline int pm_most_blamed(const pm *p, int *circle)
 static inline int pm_tells_deadlock(const pm *p)
 {
     for (int i = 0; i < p->world; i++)
-        if (pm_raised(&p->rank[i]) && strstr(p->rank[i].said, "deadlock")) return i;
+        if (pm_raised(&p->rank[i]) && p->rank[i].cause == RING_DEADLOCK) return i;
     return -1;
 }
 
@@ -686,8 +670,7 @@ static inline void pm_doubt_mpi(pm *p)
     for (int i = 0; i < p->world; i++) lost |= pm_is_lost(&p->rank[i]);
     for (int i = 0; i < p->world; i++) {
         pm_rank *r = &p->rank[i];
-        if (lost && pm_is_own(r) && r->said && strstr(r->said, "MPI says"))
-            r->blames = RING_ANYBODY;
+        if (lost && pm_is_own(r) && r->cause == RING_MPI) r->blames = RING_ANYBODY;
     }
 }
 

@@ -39,7 +39,9 @@ typedef struct world {
     MPI_Comm comm;                  /* of the tool's own messages */
     tr_mpi  *m;
     double   deadline, alive;       /* alive: when the others were last told */
-    int      heard;                 /* the failure is another rank's */
+    int      heard;                 /* another rank told of the failure */
+    int      failed;                /* whose it is, -1: of whoever speaks; and its cause */
+    tr_mpi_cause cause;
     ring     ring;
     tr_mpi_layout layout;
     char     rings[512];
@@ -68,24 +70,12 @@ static void program_start(app *a, int argc, char **argv)
     w.argc = argc;
     w.argv = argv;
     w.comm = MPI_COMM_NULL;
+    w.failed = -1;
     w.launched = watch_launched(&w.rank, &w.size, &w.run);
     a->follows = w.rank > 0;
 }
 
 /* ---- One sentence */
-
-/* Whose failure it is: N of "rank N is late", wherever that stands, or of "rank N: .." at the
- * beginning. -1: of who says it. */
-static int world_named(const char *sentence)
-{
-    int n, k = 0, first = -1;
-    for (const char *s = sentence; (s = strstr(s, "rank ")) != NULL; s += 5, k = 0) {
-        if (sscanf(s, "rank %d%n", &n, &k) != 1) continue;
-        if (strncmp(s + k, " is late", 8) == 0) return n;
-        if (s == sentence) first = n;
-    }
-    return first;
-}
 
 /* Says to all others that the sentence is on the screen, without waiting for any. */
 static void world_said(world *w)
@@ -110,18 +100,11 @@ static int world_heard_said(world *w, double seconds)
     return there;
 }
 
-/* What ranks are to each other, not what they were given. */
-static int world_code(const char *sentence)
-{
-    static const char *const word[] = { " is late", ": deadlock: ", "MPI says", "MPI_" };
-    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
-        if (strstr(sentence, word[i])) return EXIT_DIFFERS;
-    return EXIT_UNUSABLE;
-}
-
+/* A sentence that is another's names it, as does one that calls a rank late, or unlike another. */
 static void world_print(const world *w, const char *sentence)
 {
-    if (w->rank && strncmp(sentence, "rank ", 5) != 0)
+    if (w->rank && w->failed == w->rank && w->cause != TR_MPI_CAUSE_LATE &&
+        w->cause != TR_MPI_CAUSE_UNLIKE)
         fprintf(stderr, PROGRAM ": rank %d: %s\n", w->rank, sentence);
     else fprintf(stderr, PROGRAM ": %s\n", sentence);
     if (w->ring.file) fprintf(stderr, PROGRAM ": `trillion postmortem %s` tells more\n", w->rings);
@@ -131,14 +114,15 @@ static void world_print(const world *w, const char *sentence)
 static _Noreturn void program_fail(app *a, const char *sentence)
 {
     world *w = world_of(a);
-    int code = world_code(sentence);
-    int named = world_named(sentence), talks = w->mpi && w->comm != MPI_COMM_NULL, silent = 0;
-    ring_end(&w->ring, RING_FAILED, 0, named == w->rank ? RING_NOBODY : named,
-             w->heard && named == w->rank ? RING_GIVEN_UP : sentence);
+    int talks = w->mpi && w->comm != MPI_COMM_NULL, silent = 0, known = w->failed >= 0, code;
+    if (!known) w->failed = w->rank;
+    /* 2: what a rank was given; 1: what ranks are to each other */
+    code = w->cause == TR_MPI_CAUSE_OWN || w->cause == TR_MPI_CAUSE_UNLIKE ? EXIT_UNUSABLE :
+           EXIT_DIFFERS;
+    ring_end(&w->ring, RING_FAILED, 0, w->failed, (ring_cause)w->cause, sentence);
     signal(SIGTERM, SIG_DFL);           /* the launcher may end what has ended itself */
     alarm(3);                           /* whatever MPI does from here on */
-    if (w->m && !w->heard)
-        tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
+    if (w->m && !known) tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
     if (w->rank && talks)
         silent = world_heard_said(w, w->heard ? 1.2 : w->rank == 1 ? 0.4 : 0.7);
     else if (w->rank) {                 /* rank 0 has the same arguments, and its exit ends all */
@@ -167,10 +151,13 @@ static void program_alive(app *a)
 /* What MPI says of a call that failed. */
 static void must_mpi(app *a, int code, const char *what)
 {
+    world *w = world_of(a);
     char said[MPI_MAX_ERROR_STRING] = "";
     int n;
     if (code == MPI_SUCCESS) return;
     MPI_Error_string(code, said, &n);
+    w->failed = w->rank;
+    w->cause = TR_MPI_CAUSE_MPI;
     die(a, "%s: %s", what, said);
 }
 
@@ -179,8 +166,15 @@ static void must_mpi(app *a, int code, const char *what)
 static void world_event(void *user, const tr_mpi_event *e)
 {
     world *w = (world *)user;
-    if (e->kind == TR_MPI_EVENT_FAIL && e->peer >= 0) w->heard = 1;
-    ring_event(&w->ring, (ring_kind)e->kind, e->layer, e->peer, e->expected, e->arrived, e->text);
+    if (e->kind != TR_MPI_EVENT_FAIL) {
+        ring_event(&w->ring, (ring_kind)e->kind, e->layer, e->peer, e->expected, e->arrived,
+                   e->text);
+        return;
+    }
+    w->heard = e->peer >= 0;
+    w->failed = e->rank;
+    w->cause = e->cause;
+    ring_fail(&w->ring, e->layer, e->peer, e->rank, (ring_cause)e->cause, e->text);
 }
 
 /* Rings of an earlier run, perhaps of more ranks, would mix with these. */
@@ -207,10 +201,11 @@ static void world_agree(app *a, tr_status s, tr_ctx *ctx)
     watch_begin("the agreement on rings", w->deadline);
     must_mpi(a, MPI_Allreduce(&bad, &first, 1, MPI_INT, MPI_MIN, w->comm), "MPI_Allreduce");
     if (first < w->size) {
-        if (s != TR_OK) snprintf(sentence, sizeof sentence, "rank %d: %.900s", w->rank,
-                                 tr_err_last(ctx));
+        if (s != TR_OK) snprintf(sentence, sizeof sentence, "%.900s", tr_err_last(ctx));
         must_mpi(a, MPI_Bcast(sentence, sizeof sentence, MPI_BYTE, first, w->comm), "MPI_Bcast");
+        w->failed = first;
         w->heard = first != w->rank;
+        if (w->heard) die(a, "rank %d: %s", first, sentence);
         die(a, "%s", sentence);
     }
     watch_end();
@@ -266,7 +261,7 @@ static void rings_begin(app *a, tr_ctx *ctx)
 static void rings_end(world *w)
 {
     char path[1024];
-    ring_end(&w->ring, RING_ORDERLY, 0, RING_NOBODY, "");
+    ring_end(&w->ring, RING_ORDERLY, 0, RING_NOBODY, RING_OWN, "");
     if (w->rings_stay || !w->ring.file) return;
     snprintf(path, sizeof path, "%s/rank-%05d.ring", w->rings, w->rank);
     remove(path);
@@ -457,8 +452,7 @@ static int program_end(app *a, int code)
     if (fflush(stdout) != 0 || ferror(stdout)) die(a, "stdout: %s", strerror(errno));
     if (!w->mpi) return code;
     if (w->m) {
-        if (code != EXIT_FINE && a->follows)            /* rank 0 has told of its own */
-            s = tr_fail(a->ctx, TR_ERR_PEER, "rank %d: %s", w->rank, tr_err_last(a->ctx));
+        if (code != EXIT_FINE && a->follows) s = TR_ERR_PEER;   /* rank 0 has told of its own */
         must(a, tr_mpi_agree(w->m, s));
         must(a, tr_mpi_bcast(w->m, TR_MPI_ALL, TR_MPI_CONTROL, "exit code", 0, &code, sizeof code));
         watch_begin("MPI_Comm_free", w->deadline + 2);

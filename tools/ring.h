@@ -8,7 +8,8 @@
  *     ring r;  ring_who who = { .rank = 3, .world = 8, .layout = "ep=8", .command = "run DIR" };
  *     ring_create(ctx, &r, "DIR", &who);                       DIR/rank-00003.ring
  *     ring_event(&r, RING_WAIT, 5, 2, 4096, 0, "dispatch");    layer 5, waits for rank 2
- *     ring_end(&r, RING_FAILED, 0, 2, "rank 2 is late");       the first ending stands
+ *     ring_fail(&r, 5, RING_NOBODY, 2, RING_LATE, "rank 2 is late");
+    ring_end(&r, RING_FAILED, 0, 2, RING_LATE, "rank 2 is late");    the first ending stands
  *     ring_free(&r);
  *
  *     ring_log l;
@@ -46,7 +47,7 @@
 
 #include "../trillion.h"
 
-enum { RING_RECORDS = 4096, RING_STEP_BYTES = 24, RING_SENTENCE = 512, RING_VERSION = 1,
+enum { RING_RECORDS = 4096, RING_STEP_BYTES = 24, RING_SENTENCE = 512, RING_VERSION = 2,
        RING_WORLD = 1 << 22 };      /* ranks at most */
 enum { RING_NOBODY = -1, RING_ANYBODY = -2 };       /* a peer: none; some other, not known which */
 
@@ -59,6 +60,15 @@ typedef enum ring_kind {        /* as tr_mpi_event_kind */
     RING_KINDS
 } ring_kind;
 
+typedef enum ring_cause {       /* of a failure; as tr_mpi_cause */
+    RING_OWN,                   /* what the rank was given, or its own work */
+    RING_UNLIKE,                /* it has or does something else than another */
+    RING_LATE,                  /* another waited for it in vain */
+    RING_DEADLOCK,              /* it waits, perhaps through others, for itself */
+    RING_MPI,                   /* MPI gave it an error, perhaps because another is lost */
+    RING_CAUSES
+} ring_cause;
+
 typedef enum ring_state {
     RING_RUNNING,               /* no ending: still running, or ended without a word */
     RING_ORDERLY, RING_FAILED,
@@ -70,8 +80,9 @@ typedef struct ring_record {
     _Atomic uint64_t number;    /* from 1; 0: not written, or not yet */
     int64_t  time;              /* ns of CLOCK_REALTIME */
     uint64_t expected, arrived; /* bytes of a wait */
-    int32_t  kind, layer, peer; /* ring_kind; -1: outside the layers; rank, RING_NOBODY .. */
-    int32_t  unused;
+    int16_t  kind, cause;       /* ring_kind; ring_cause of a failure */
+    int32_t  layer, peer;       /* -1: outside the layers; rank, RING_NOBODY .. */
+    int32_t  rank;              /* of a failure: whose it is; else RING_NOBODY */
     char     step[RING_STEP_BYTES];
 } ring_record;
 
@@ -86,8 +97,9 @@ typedef struct ring_head {
     char     host[64], layout[64];
     char     run[128];          /* the launcher's name of the run; "" if it has none */
     char     command[1024];
-    int64_t  ended;             /* these four: before state, which is stored last */
-    int32_t  signal, peer;      /* peer: as of ring_end */
+    int64_t  ended;             /* these five: before state, which is stored last */
+    int32_t  signal, failed;    /* failed, cause: as of ring_end */
+    int32_t  cause;
     char     sentence[RING_SENTENCE];
     _Atomic uint32_t state;     /* ring_state */
 } ring_head;
@@ -98,7 +110,6 @@ typedef struct ring_file {
 } ring_file;
 
 #define RING_MAGIC "TRRING\r\n"
-#define RING_GIVEN_UP "others gave up waiting for it"  /* ending of one that is told so of itself */
 #define RING_ORDER 0x01020304u
 
 typedef struct ring_who {
@@ -267,7 +278,7 @@ static inline tr_status ring_create(tr_ctx *ctx, ring *r, const char *dir, const
     h->pid = r->pid = (int64_t)getpid();
     ring_process(h->pid, &h->born);
     h->begun = ring_now();
-    h->peer = RING_NOBODY;
+    h->failed = RING_NOBODY;
     if (gethostname(h->host, sizeof h->host - 1) != 0) h->host[0] = 0;
     ring_text(h->layout, sizeof h->layout, who->layout);
     ring_text(h->run, sizeof h->run, who->run);
@@ -277,37 +288,69 @@ static inline tr_status ring_create(tr_ctx *ctx, ring *r, const char *dir, const
     return TR_OK;
 }
 
+/* The place of the next event, now without its number; ring_put gives it. */
+static inline ring_record *ring_take(ring *r)
+{
+    ring_record *e = &r->file->rec[r->n % RING_RECORDS];
+    atomic_store_explicit(&e->number, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);      /* 0 before the new fields, */
+    e->time = ring_now();
+    return e;
+}
+
+static inline void ring_put(ring *r, ring_record *e)
+{
+    atomic_store_explicit(&e->number, ++r->n, memory_order_release);    /* the number after them */
+}
+
 /* No call into the kernel, no lock, no allocation. r NULL or zeroed: nothing. step may be NULL. */
 static inline void ring_event(ring *r, ring_kind kind, int layer, int peer, uint64_t expected,
                               uint64_t arrived, const char *step)
 {
     ring_record *e;
     if (!r || !r->file) return;
-    e = &r->file->rec[r->n % RING_RECORDS];
-    atomic_store_explicit(&e->number, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);      /* 0 before the new fields, */
-    e->time = ring_now();
-    e->kind = (int32_t)kind;
+    e = ring_take(r);
+    e->kind = (int16_t)kind;
+    e->cause = RING_OWN;
     e->layer = layer;
     e->peer = peer;
+    e->rank = RING_NOBODY;
     e->expected = expected;
     e->arrived = arrived;
     ring_text(e->step, sizeof e->step, step);
-    atomic_store_explicit(&e->number, ++r->n, memory_order_release);    /* the number after them */
+    ring_put(r, e);
+}
+
+/* A RING_FAIL: who told of it, whose failure it is and why, and how its sentence begins. */
+static inline void ring_fail(ring *r, int layer, int by, int rank, ring_cause cause,
+                             const char *sentence)
+{
+    ring_record *e;
+    if (!r || !r->file) return;
+    e = ring_take(r);
+    e->kind = RING_FAIL;
+    e->cause = (int16_t)cause;
+    e->layer = layer;
+    e->peer = by;
+    e->rank = rank;
+    e->expected = e->arrived = 0;
+    ring_text(e->step, sizeof e->step, sentence);
+    ring_put(r, e);
 }
 
 /* How this rank ends; sentence is cut to 511 bytes. The first ending stands: 1 if this is it. That
- * of a forked child is not the rank's. For signal handlers and any thread. peer: the rank that is
- * the reason, RING_ANYBODY if it is one of the others; RING_NOBODY if the sentence says it
- * ("rank 3: no space left", "rank 3 is late", else this rank itself). */
-static inline int ring_end(ring *r, ring_state state, int sig, int peer, const char *sentence)
+ * of a forked child is not the rank's. For signal handlers and any thread. rank: whose failure is
+ * the reason, RING_NOBODY if its own, RING_ANYBODY if that of another, not known which. */
+static inline int ring_end(ring *r, ring_state state, int sig, int rank, ring_cause cause,
+                           const char *sentence)
 {
     ring_head *h;
     if (!r || !r->file || r->pid != (int64_t)getpid() || atomic_exchange(&r->ending, 1)) return 0;
     h = &r->file->u.head;
     h->ended = ring_now();
     h->signal = sig;
-    h->peer = peer;
+    h->failed = rank;
+    h->cause = (int32_t)cause;
     ring_text(h->sentence, sizeof h->sentence, sentence);
     atomic_store_explicit(&h->state, (uint32_t)state, memory_order_release);
     return 1;
@@ -365,8 +408,10 @@ static inline tr_status ring_check_head(tr_ctx *ctx, ring_head *h, const char *p
                 "says rank %d of %d", path, h->rank, h->world);
     RING_REFUSE(atomic_load(&h->state) >= RING_STATES, "says that it ended in a way %u, which none "
                 "is", path, (unsigned)atomic_load(&h->state));
-    RING_REFUSE(h->peer < RING_ANYBODY || h->peer >= h->world, "names rank %d of %d", path, h->peer,
-                h->world);
+    RING_REFUSE(h->failed < RING_ANYBODY || h->failed >= h->world, "names rank %d of %d", path,
+                h->failed, h->world);
+    RING_REFUSE(h->cause < 0 || h->cause >= RING_CAUSES, "has a cause %d of its ending, which none "
+                "is", path, h->cause);
     RING_REFUSE(!ring_clean(h->host, sizeof h->host) || !ring_clean(h->layout, sizeof h->layout) ||
                 !ring_clean(h->run, sizeof h->run) || !ring_clean(h->command, sizeof h->command) ||
                 !ring_clean(h->sentence, sizeof h->sentence), "a text in its head has no end",
@@ -379,8 +424,12 @@ static inline tr_status ring_check_record(tr_ctx *ctx, ring_record *e, int world
     unsigned long long k = atomic_load(&e->number);
     RING_REFUSE(e->kind < 0 || e->kind >= RING_KINDS, "event %llu is of kind %d, which none is",
                 path, k, (int)e->kind);
+    RING_REFUSE(e->cause < 0 || e->cause >= RING_CAUSES, "event %llu has cause %d, which none is",
+                path, k, (int)e->cause);
     RING_REFUSE(e->peer < RING_ANYBODY || e->peer >= world, "event %llu has peer %d of %d", path, k,
                 (int)e->peer, world);
+    RING_REFUSE(e->rank < RING_ANYBODY || e->rank >= world, "event %llu is the failure of rank %d "
+                "of %d", path, k, (int)e->rank, world);
     RING_REFUSE(!ring_clean(e->step, sizeof e->step), "event %llu: its step has no end", path, k);
     return TR_OK;
 }

@@ -143,8 +143,8 @@ static void watch_ended_by(int sig)
         watch_put_tenths(&t, stopped / 100);
         watch_put(&t, " s");
     }
-    if (ring_end(watch_it.r, stopped ? RING_FAILED : RING_SIGNALLED, sig, RING_NOBODY, t.s) ||
-        !watch_it.r || !watch_it.r->file) watch_say(&t);
+    if (ring_end(watch_it.r, stopped ? RING_FAILED : RING_SIGNALLED, sig, RING_NOBODY, RING_OWN,
+                 t.s) || !watch_it.r || !watch_it.r->file) watch_say(&t);
 }
 
 static void watch_on_ask(int sig)
@@ -185,7 +185,7 @@ static _Noreturn void watch_time_is_up(const char *what, double seconds)
     watch_put(&t, " did not return within ");
     watch_put_tenths(&t, (int64_t)(seconds * 10 + 0.5));
     watch_put(&t, " s: another rank did not come to it, or cannot be reached");
-    ring_end(watch_it.r, RING_FAILED, 0, RING_ANYBODY, t.s);
+    ring_end(watch_it.r, RING_FAILED, 0, RING_ANYBODY, RING_LATE, t.s);
     watch_say(&t);
     if (getpgrp() == getpid()) {
         signal(SIGTERM, SIG_IGN);

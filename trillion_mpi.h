@@ -1336,6 +1336,10 @@ static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j
     if (!places || !layers || layers->type != TR_JSON_OBJECT)
         return tr_fail(ctx, TR_ERR_MISSING, "%s: a map of experts has \"places\" and \"layers\"",
                        path);
+    for (const tr_json_node *k = tr_json_first(j, &j->node[0]); k; k = tr_json_next(j, k))
+        if (k != places && k != layers)
+            return tr_fail(ctx, TR_ERR_FORMAT, "%s: a map of experts has no \"%s\", only "
+                           "\"places\" and \"layers\"", path, tr_json_key(j, k));
     TRI_MPI_TRY(tr_json_int(j, places, &n));
     if (n != map->places)
         return tr_fail(ctx, TR_ERR_ARG, "%s: is for %lld ranks a stage, there are %d", path,

@@ -167,6 +167,10 @@ static const struct { const char *text; tr_status status; const char *words; } b
       TR_ERR_RANGE, "map.json \"4\" layer" },
     { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]], \"03\": [[3, 2], [0, 1]]}}",
       TR_ERR_RANGE, "map.json \"03\" layer" },
+    { "{\"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]]}, \"layer\": {\"3\": []}}",
+      TR_ERR_FORMAT, "map.json \"layer\"" },
+    { "{\"spare\": 1, \"places\": 2, \"layers\": {\"*\": [[0, 1], [2, 3]]}}",
+      TR_ERR_FORMAT, "map.json \"spare\"" },
     { "{\"places\": 2}",
       TR_ERR_MISSING, "layers" },
 };

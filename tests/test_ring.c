@@ -1127,6 +1127,14 @@ static void gets_signal_at_start(ring *r)
     raise(SIGTERM);
 }
 
+static void gets_signal_without_ring(ring *r)
+{
+    (void)r;
+    watch_who(NULL, 3);
+    watch_begin("MPI_Init", 60);
+    raise(SIGTERM);
+}
+
 static void fails_then_gets_signal(ring *r)
 {
     ring_end(r, RING_FAILED, 0, RING_NOBODY, RING_OWN, "its own sentence");
@@ -1159,6 +1167,8 @@ static void test_signals(void)
     }
     c = run_child(dir, gets_signal_at_start);
     CHECK(c.exit == 143 && !strcmp(c.err, "trillion-mpi: rank 3: ended by signal 15 (SIGTERM)\n"));
+    c = run_child(dir, gets_signal_without_ring);
+    CHECK(c.exit == 143 && strstr(c.err, "ended by signal 15 (SIGTERM) in step MPI_Init\n"));
     c = run_child(dir, fails_then_gets_signal);
     CHECK(c.exit == 143 && !*c.err);
     CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));

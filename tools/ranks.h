@@ -9,6 +9,8 @@
  * they wait. Whoever comes to program_fail has a sentence. Rank 0 prints its own at once and says
  * so to the others; they wait for that a moment before they print theirs (rank 1 less long than
  * the rest, those who only heard of it longest). Then MPI_Abort ends those that compute or hang.
+ * Before MPI_Init a rank hears nothing: what is wrong for all alike ends rank 0 at once, and then
+ * the launcher the others, while they wait; a rank that is still there speaks.
  *
  * Part of trillion.c, after {open}. */
 
@@ -33,7 +35,7 @@ typedef struct node {               /* what a rank says of itself */
 typedef struct world {
     int      rank, size, argc;
     int      launched;              /* rank and size are known before MPI */
-    int      mpi, parsed;           /* MPI runs; the arguments are good, for all ranks alike */
+    int      mpi;                   /* MPI runs */
     char   **argv;
     const char *run;                /* the launcher's name of it */
     MPI_Comm comm;                  /* of the tool's own messages */
@@ -125,10 +127,7 @@ static _Noreturn void program_fail(app *a, const char *sentence)
     if (w->m && !known) tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
     if (w->rank && talks)
         silent = world_heard_said(w, w->heard ? 1.2 : w->rank == 1 ? 0.4 : 0.7);
-    else if (w->rank) {                 /* rank 0 has the same arguments, and its exit ends all */
-        silent = !w->parsed;
-        world_sleep(1);
-    }
+    else if (w->rank) world_sleep(2);   /* what all do alike ends rank 0, and so all, before that */
     if (!silent) world_print(w, sentence);
     if (!silent && talks) world_said(w);
     if (w->mpi) {
@@ -308,7 +307,6 @@ static void program_begin(app *a)
     if (!(w->deadline > 0) || w->deadline > 1e8)
         die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
             opt(a, "--deadline"));
-    w->parsed = 1;
     e = watch_start(NULL, w->rank);
     if (e) die(a, "no thread that watches can be started: %s", strerror(e));
     watch_begin("MPI_Init", w->deadline);

@@ -70,7 +70,9 @@ static void watch_put_tenths(watch_text *t, int64_t tenths)
 static void watch_put_where(watch_text *t)
 {
     const ring_file *f = watch_it.r ? watch_it.r->file : NULL;
+    const char *what = watch_it.what;           /* this thread's own: watch_begin */
     int at = f ? ring_last(f) : -1;
+    if (!f && what) { watch_put(t, " in step "); watch_put(t, what); }
     if (at < 0) return;
     watch_put(t, " in");
     if (f->rec[at].layer >= 0) {

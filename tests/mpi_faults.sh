@@ -82,12 +82,13 @@ cat > $work/rank.sh <<'END'
 rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} exe=$top/build/trillion-mpi threads=1 place=$top/$here
 [ "$rank" != 1 ] || { place=$top/${odd:-$here} exe=${program:-$exe} threads=${many:-1}; }
 cd "$place" || exit 3
+[ "$rank" != "${stops:--}" ] || kill -STOP $$
 exec "$exe" $command model --ids ids.txt --threads $threads --deadline ${deadline:-20} "$@"
 END
 top=$(pwd) here=$work/here command=run
 mkdir -p $work/tmp
 export TMPDIR=$top/$work/tmp
-export top here odd program many command deadline
+export top here odd program many command deadline stops
 mkdir -p $here
 cp $ids $here/ids.txt
 ln -s "$top/$model" $here/model
@@ -141,6 +142,10 @@ then
     umount $work/full
     command='run'
 fi
+
+stops=1 deadline=2
+given 'stopped before its main' 1 'MPI_Init did not return within 2 s: rank 1, process' -n 6
+stops='' deadline=''
 
 # outside TITLE SIGNAL WORDS-OF-SCREEN WORDS-OF-POSTMORTEM: to rank 1, while it decodes.
 outside() {

@@ -1028,6 +1028,27 @@ static void blocks_with_children(ring *r)
     blocks(r);
 }
 
+/* As ranks of one launcher, this process: one is stopped before it has done anything. */
+static void blocks_for_stopped(ring *r)
+{
+    pid_t rank2 = fork();
+    if (rank2 == 0) {
+        setenv("PMIX_RANK", "9", 1);
+        setenv("OMPI_COMM_WORLD_RANK", "2", 1);
+        execl("/bin/sh", "sh", "-c", "kill -STOP $$", (char *)NULL);
+        _exit(1);
+    }
+    pause_ms(300);
+    if (fork() == 0) {
+        r->pid = (int64_t)getpid();
+        watch_start(r, 3);
+        blocks(r);
+    }
+    wait(NULL);
+    kill(rank2, SIGKILL);
+    _exit(0);
+}
+
 static void returns_in_time(ring *r)
 {
     for (int i = 0; i < 1000; i++) {
@@ -1104,6 +1125,12 @@ static void test_watchdog(void)
         CHECK(l.n == 1 && l.rec[0].kind == RING_WAIT && !strcmp(l.rec[0].step, "MPI_Init"));
         ring_close(ctx, &l);
     }
+    c = run_child(dir, blocks_for_stopped);
+    CHECK(strstr(c.err, "MPI_Init did not return within 0.5 s: rank 2, process "));
+    CHECK(strstr(c.err, " of this machine, is stopped\n"));
+    CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
+    CHECK(l.head.failed == 2 && l.head.cause == RING_LATE);
+    ring_close(ctx, &l);
     c = run_child(dir, returns_in_time);
     CHECK(c.exit == 0 && !*c.err);
     CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));

@@ -152,12 +152,13 @@ static inline const char *ring_signal_name(int sig)
 
 /* ---- Processes */
 
-/* 0: there is no process pid; else its state, 'T' if it is stopped, 'R' if nothing is known, and
- * when it began, in a unit that tells it from a later one of this number (0: not known). */
-static inline int ring_process(int64_t pid, int64_t *born)
+/* 0: there is no process pid; else its state, 'T' if it is stopped, 'R' if nothing is known; its
+ * parent, and when it began, in a unit that tells it from a later one of this number (0: not
+ * known). */
+static inline int ring_process(int64_t pid, int64_t *parent, int64_t *born)
 {
     int state = 'R';
-    *born = 0;
+    *parent = *born = 0;
 #ifdef _WIN32
     (void)pid;
     return 0;
@@ -170,6 +171,7 @@ static inline int ring_process(int64_t pid, int64_t *born)
     if (!f) return state;
     if (fgets(line, sizeof line, f) && (s = strrchr(line, ')')) != NULL && s[1] == ' ' && s[2]) {
         state = s[2] == 't' ? 'T' : s[2];
+        if (s[3]) *parent = strtoll(s + 3, NULL, 10);
         for (int i = 0; i < 20 && s; i++) s = strchr(s + 1, ' ');
         if (s) *born = strtoll(s, NULL, 10);
     }
@@ -186,10 +188,10 @@ static inline int ring_alive(const ring_head *h)
     return 0;
 #else
     char host[sizeof h->host] = "";
-    int64_t born;
+    int64_t parent, born;
     int state;
     if (gethostname(host, sizeof host - 1) != 0 || strcmp(host, h->host) != 0) return 0;
-    state = ring_process(h->pid, &born);
+    state = ring_process(h->pid, &parent, &born);
     return born == h->born ? state : 0;
 #endif
 }
@@ -255,6 +257,7 @@ static inline int ring_map(const char *path, ring_file **out)
 static inline tr_status ring_create(tr_ctx *ctx, ring *r, const char *dir, const ring_who *who)
 {
     char path[PATH_MAX];
+    int64_t parent;
     int e, n;
     ring_head *h;
     memset(r, 0, sizeof *r);
@@ -276,7 +279,7 @@ static inline tr_status ring_create(tr_ctx *ctx, ring *r, const char *dir, const
     h->rank = who->rank;
     h->world = who->world;
     h->pid = r->pid = (int64_t)getpid();
-    ring_process(h->pid, &h->born);
+    ring_process(h->pid, &parent, &h->born);
     h->begun = ring_now();
     h->failed = RING_NOBODY;
     if (gethostname(h->host, sizeof h->host - 1) != 0) h->host[0] = 0;
@@ -349,7 +352,7 @@ static inline int ring_end(ring *r, ring_state state, int sig, int rank, ring_ca
     h = &r->file->u.head;
     h->ended = ring_now();
     h->signal = sig;
-    h->failed = rank;
+    h->failed = rank < h->world ? rank : RING_ANYBODY;      /* a launcher may count otherwise */
     h->cause = (int32_t)cause;
     ring_text(h->sentence, sizeof h->sentence, sentence);
     atomic_store_explicit(&h->state, (uint32_t)state, memory_order_release);

@@ -7,11 +7,11 @@
  *     watch_end();
  *     watch_stop();
  *
- * A call that does not return within its seconds: one sentence to stderr, the ring ends as failed,
- * the process with exit code 1. A process that was stopped meanwhile has its seconds anew. A signal
- * that asks to end: the ring says where the rank was, one sentence, exit code 128 + signal; and for
- * how long it had been stopped, since others waited for it. A crash: the same, and then what the
- * system does with one.
+ * A call that does not return within its seconds: one sentence to stderr, which names a rank of
+ * this machine that is stopped, if one is; the ring ends as failed, the process with exit code 1. A
+ * process that was stopped meanwhile has its seconds anew. A signal that asks to end: the ring says
+ * where the rank was, one sentence, exit code 128 + signal; and for how long it had been stopped,
+ * since others waited for it. A crash: the same, and then what the system does with one.
  *
  * One a process, with its state in this file: handlers have no other place to look. A program
  * includes this once, after ring.h, and is linked with -pthread. */
@@ -19,6 +19,7 @@
 #ifndef WATCH_H
 #define WATCH_H
 
+#include <dirent.h>
 #include <pthread.h>
 
 #include "ring.h"
@@ -177,17 +178,69 @@ static int watch_handle(void)
     return bad ? errno : 0;
 }
 
+/* ---- Who does not come */
+
+/* Environment variables in which Open MPI, MPICH or Slurm tell a process its rank. */
+static const char *const watch_rank_names[] = { "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
+                                                "SLURM_PROCID", NULL };
+
+/* The rank of a process of this machine, as its launcher told it; -1: not known. */
+static int watch_rank_of(int64_t pid)
+{
+    char path[64], *s = NULL;
+    size_t cap = 0, best = sizeof watch_rank_names / sizeof *watch_rank_names;
+    int rank = -1;
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/%lld/environ", (long long)pid);      /* Linux */
+    f = fopen(path, "r");
+    while (f && getdelim(&s, &cap, 0, f) > 0)
+        for (size_t i = 0; i < best && watch_rank_names[i]; i++) {
+            size_t n = strlen(watch_rank_names[i]);
+            if (strncmp(s, watch_rank_names[i], n) != 0 || s[n] != '=') continue;
+            rank = atoi(s + n + 1);
+            best = i;
+        }
+    free(s);
+    if (f) fclose(f);
+    return rank;
+}
+
+/* Of what this process's launcher started on this machine, one that is stopped, which may not have
+ * come to its main yet; 0: there is none. */
+static int64_t watch_stopped_sibling(void)
+{
+    int64_t found = 0;
+    const struct dirent *e;
+    DIR *d = opendir("/proc");
+    while (!found && d && (e = readdir(d)) != NULL) {
+        int64_t parent, born, pid = strtoll(e->d_name, NULL, 10);
+        if (pid > 0 && ring_process(pid, &parent, &born) == 'T' && parent == (int64_t)getppid())
+            found = pid;
+    }
+    if (d) closedir(d);
+    return found;
+}
+
 /* ---- The thread */
 
 /* Time is up. Children that this rank may have started go with it, if it leads their group. */
 static _Noreturn void watch_time_is_up(const char *what, double seconds)
 {
     watch_text t = { "", 0 };
+    int64_t pid = watch_stopped_sibling();
+    int rank = pid ? watch_rank_of(pid) : -1;
     watch_put(&t, what);
     watch_put(&t, " did not return within ");
     watch_put_tenths(&t, (int64_t)(seconds * 10 + 0.5));
-    watch_put(&t, " s: another rank did not come to it, or cannot be reached");
-    ring_end(watch_it.r, RING_FAILED, 0, RING_ANYBODY, RING_LATE, t.s);
+    watch_put(&t, rank >= 0 ? " s: rank " : " s: another rank did not come to it, or cannot be "
+                                            "reached");
+    if (rank >= 0) {
+        watch_put_int(&t, rank);
+        watch_put(&t, ", process ");
+        watch_put_int(&t, pid);
+        watch_put(&t, " of this machine, is stopped");
+    }
+    ring_end(watch_it.r, RING_FAILED, 0, rank >= 0 ? rank : RING_ANYBODY, RING_LATE, t.s);
     watch_say(&t);
     if (getpgrp() == getpid()) {
         signal(SIGTERM, SIG_IGN);
@@ -312,12 +365,10 @@ static const char *watch_env(const char *const *name, const char *absent)
  * the run's name, "" if there is none. 0: nothing is told, and the process is one of one. */
 static int watch_launched(int *rank, int *world, const char **run)
 {
-    static const char *const ranks[] = { "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
-                                         "SLURM_PROCID", NULL };
     static const char *const worlds[] = { "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS",
                                           NULL };
     static const char *const runs[] = { "PMIX_NAMESPACE", "SLURM_JOB_ID", NULL };
-    const char *r = watch_env(ranks, NULL), *w = watch_env(worlds, NULL);
+    const char *r = watch_env(watch_rank_names, NULL), *w = watch_env(worlds, NULL);
     *rank = 0;
     *world = 1;
     *run = watch_env(runs, "");

@@ -156,6 +156,21 @@ said=$($T postmortem $W/tmp/trillion-?????? 2>&1)
 over 2 $R --rings $W/rings > /dev/null 2>&1
 said=$($T postmortem $W/rings 2>&1) && ok '--rings: they stay' || bad '--rings: they stay' "$said"
 
+two=$PWD/$W/two                                 # a folder that another run still writes to
+over 2 run $K/text-c --ids $W/ids.txt -n 3000 --ignore-eos --rings $two > /dev/null 2>&1 &
+job=$!
+for i in 1 2 3 4 5 6 7 8 9 10; do
+    [ -e $two/rank-00001.ring ] && break
+    sleep 0.5
+done
+gives 'the folder of a run that still runs' 3 2 "$two/rank-0000 still --rings" $R --rings $two
+pids=$($T postmortem $two --json 2> /dev/null | grep -o '"pid":[0-9]*' | sed 's/.*://')
+[ "$(echo $pids | wc -w)" = 2 ] && ok 'its rings stay' || bad 'its rings stay' "$(ls $two)"
+kill -9 $pids
+wait $job
+gives 'the folder of a run that was killed' 1 0 '' $R --rings $two
+[ "$(ls $two)" = rank-00000.ring ] && ok 'whose rings go' || bad 'whose rings go' "$(ls $two)"
+
 # ---- No process is left
 
 sleep 1

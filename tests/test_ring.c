@@ -852,6 +852,8 @@ static void test_alive(void)
         close(ready[0]);
         close(ready[1]);
     }
+    CHECK(ring_writer(in(dir, "rank-00001.ring")) == (int64_t)pid[1]);
+    CHECK(ring_writer(in(dir, "none.ring")) == 0);
     CHECK_OK(ctx, pm_read(ctx, &p, dir));
     v = pm_judge(&p);
     CHECK(v.why == PM_RUNNING && v.first == 1 && strstr(v.sentence, "all 3 ranks are still there"));
@@ -876,6 +878,7 @@ static void test_alive(void)
         kill(pid[i], SIGKILL);
         wait_for(pid[i]);
     }
+    CHECK(ring_writer(in(dir, "rank-00001.ring")) == 0);
     CHECK_OK(ctx, pm_read(ctx, &p, dir));
     v = pm_judge(&p);
     CHECK(v.why == PM_KILLED && v.first == 1);

@@ -48,7 +48,7 @@ typedef struct world {
     tr_mpi_layout layout;
     char     rings[512];
     int      rings_stay;            /* they were asked for */
-    int      local;                 /* ranks of this machine */
+    int      local, first;          /* ranks of this machine; this is the first of them */
     node    *node;                  /* [size] on rank 0 */
     int64_t  tokens;                /* of all forwards */
     double   read, mapped;          /* bytes, before the command began */
@@ -176,18 +176,40 @@ static void world_event(void *user, const tr_mpi_event *e)
     ring_fail(&w->ring, e->layer, e->peer, e->rank, (ring_cause)e->cause, e->text);
 }
 
+/* The path of the next ring in d, which is dir and may be NULL; 0: there are no more. */
+static int rings_next(DIR *d, const char *dir, char path[1024])
+{
+    const struct dirent *e;
+    while (d && (e = readdir(d)) != NULL) {
+        int n = 0;
+        if (sscanf(e->d_name, "rank-%*5[0-9].ring%n", &n) < 0 || n == 0 || e->d_name[n]) continue;
+        snprintf(path, 1024, "%s/%s", dir, e->d_name);
+        return 1;
+    }
+    return 0;
+}
+
+/* A run of which a rank is still there on this machine keeps its folder. */
+static tr_status rings_unused(tr_ctx *ctx, const char *dir)
+{
+    char path[1024];
+    tr_status s = TR_OK;
+    DIR *d = opendir(dir);
+    while (s == TR_OK && rings_next(d, dir, path)) {
+        int64_t pid = ring_writer(path);
+        if (pid) s = tr_fail(ctx, TR_ERR_ARG, "%s is the ring of process %lld, which still runs: "
+                             "--rings needs another folder for another run", path, (long long)pid);
+    }
+    if (d) closedir(d);
+    return s;
+}
+
 /* Rings of an earlier run, perhaps of more ranks, would mix with these. */
 static void rings_clear(const char *dir)
 {
+    char path[1024];
     DIR *d = opendir(dir);
-    const struct dirent *e;
-    while (d && (e = readdir(d)) != NULL) {
-        char path[1024];
-        int n = 0;
-        if (sscanf(e->d_name, "rank-%*5[0-9].ring%n", &n) < 0 || n == 0 || e->d_name[n]) continue;
-        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        remove(path);
-    }
+    while (rings_next(d, dir, path)) remove(path);
     if (d) closedir(d);
 }
 
@@ -210,7 +232,8 @@ static void world_agree(app *a, tr_status s, tr_ctx *ctx)
     watch_end();
 }
 
-/* Rank 0 chooses the folder; all make it, as machines may not share it. */
+/* Rank 0 chooses the folder; all make it, as machines may not share it, and the first rank of each
+ * looks whether another run is in it. */
 static tr_status rings_folder(app *a, tr_ctx *ctx)
 {
     world *w = world_of(a);
@@ -230,8 +253,7 @@ static tr_status rings_folder(app *a, tr_ctx *ctx)
     if (s == TR_OK && mkdir(w->rings, 0777) != 0 && errno != EEXIST)
         s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: %s", w->rings,
                     strerror(errno));
-    if (s == TR_OK && w->rank == 0) rings_clear(w->rings);
-    return s;
+    return s == TR_OK && w->first ? rings_unused(ctx, w->rings) : s;
 }
 
 static void rings_begin(app *a, tr_ctx *ctx)
@@ -240,6 +262,8 @@ static void rings_begin(app *a, tr_ctx *ctx)
     char line[1024] = "", layout[64];
     ring_who who;
     world_agree(a, rings_folder(a, ctx), ctx);
+    if (w->rank == 0) rings_clear(w->rings);
+    world_agree(a, TR_OK, ctx);         /* nobody writes before that */
     for (int i = 1; i < w->argc; i++) {
         size_t n = strlen(line);
         snprintf(line + n, sizeof line - n, "%s%s", i > 1 ? " " : "", w->argv[i]);
@@ -327,7 +351,9 @@ static void program_begin(app *a)
     must_mpi(a, MPI_Comm_split_type(w->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
              "MPI_Comm_split_type");
     MPI_Comm_size(here, &w->local);
+    MPI_Comm_rank(here, &e);
     MPI_Comm_free(&here);
+    w->first = e == 0;
     watch_end();
     world_begin(a);
 }

@@ -971,6 +971,8 @@ static void test_tool(void)
     CHECK(tool(ROOT "/absent") == 1 && strstr(tool_out, "no ring: rank 2\n"));
     CHECK(tool(ROOT "/kill-1 --json") == 1);
     CHECK(strstr(tool_out, "\"first\":1") && strstr(tool_out, "\"why\":\"killed\""));
+    CHECK(tool(ROOT "/stop-1 --json") == 1);
+    CHECK(strstr(tool_out, "\"cause\":\"late\",\"failure_of\":2") != NULL);
     CHECK(tool(ROOT "/runs") == 2 && strstr(tool_out, "different runs"));
     CHECK(tool(ROOT "/nowhere") == 2 && strstr(tool_out, "nowhere"));
     CHECK(tool("tests/golden") == 2 && strstr(tool_out, "no file *.ring"));

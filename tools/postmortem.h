@@ -89,6 +89,12 @@ static inline const char *pm_why_name(pm_why w)
     return name[w];
 }
 
+static inline const char *pm_cause_name(ring_cause c)
+{
+    static const char *const name[RING_CAUSES] = { "own", "unlike", "late", "deadlock", "mpi" };
+    return name[c];
+}
+
 static inline const char *pm_end_name(const pm_rank *r)
 {
     static const char *const name[] = { "no ring", "no ending", "ended in order", "failed",

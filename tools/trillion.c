@@ -4198,6 +4198,10 @@ static void post_rank_json(app *a, const pm *p, int i)
         js_int(a, "torn", r->log.torn);
         js_num(a, "seconds_before_end", pm_seconds(p->end - pm_seen(r)));
     }
+    if (r->end == PM_FAILED) {
+        js_str(a, "cause", pm_cause_name(r->cause));
+        js_int(a, "failure_of", r->given_up || r->blames == RING_NOBODY ? i : r->blames);
+    }
     if (r->last) {
         js_int(a, "layer", r->last->layer);
         js_str(a, "step", r->last->step);
@@ -4248,6 +4252,8 @@ static const char postmortem_note[] =
     "\nKeys of --json: verdict why first ranks layout run command rank. why is fine, running,\n"
     "failed, late, killed, left (ended while others waited), absent, deadlock, outside (signals)\n"
     "or unknown; first is -1 if no rank can be named; waits_for is -1 for nobody, -2 for others.\n"
+    "Of a rank that failed, cause is own, unlike (it has another file or step than others), late,\n"
+    "deadlock or mpi, and failure_of the rank whose failure it is, -2 if of others.\n"
     "\n"
     "Exit codes: 0 all ranks ended in order; 1 not; 2 no rings, or of more than one run.\n";
 

@@ -35,7 +35,7 @@ typedef struct node {               /* what a rank says of itself */
 typedef struct world {
     int      rank, size, argc;
     int      launched;              /* rank and size are known before MPI */
-    int      mpi;                   /* MPI runs */
+    int      mpi, parsed;           /* MPI runs; the arguments are good */
     char   **argv;
     const char *run;                /* the launcher's name of it */
     MPI_Comm comm;                  /* of the tool's own messages */
@@ -113,6 +113,12 @@ static void world_print(const world *w, const char *sentence)
     fflush(stderr);
 }
 
+/* It gives all ranks the same arguments, and lets the others go on when one ends. */
+static int world_by_srun(void)
+{
+    return getenv("SLURM_PROCID") && !getenv("OMPI_COMM_WORLD_RANK");
+}
+
 static _Noreturn void program_fail(app *a, const char *sentence)
 {
     world *w = world_of(a);
@@ -127,7 +133,10 @@ static _Noreturn void program_fail(app *a, const char *sentence)
     if (w->m && !known) tr_mpi_raise(w->m, tr_fail(a->ctx, TR_ERR_PEER, "%s", sentence));
     if (w->rank && talks)
         silent = world_heard_said(w, w->heard ? 1.2 : w->rank == 1 ? 0.4 : 0.7);
-    else if (w->rank) world_sleep(2);   /* what all do alike ends rank 0, and so all, before that */
+    else if (w->rank) {                 /* what all do alike ends rank 0, and so all, before that */
+        silent = !w->parsed && world_by_srun();
+        world_sleep(2);
+    }
     if (!silent) world_print(w, sentence);
     if (!silent && talks) world_said(w);
     if (w->mpi) {
@@ -331,6 +340,7 @@ static void program_begin(app *a)
     if (!(w->deadline > 0) || w->deadline > 1e8)
         die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
             opt(a, "--deadline"));
+    w->parsed = 1;
     e = watch_start(NULL, w->rank);
     if (e) die(a, "no thread that watches can be started: %s", strerror(e));
     watch_begin("MPI_Init", w->deadline);

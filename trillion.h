@@ -1439,6 +1439,9 @@ TR_API tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir,
 /* A model without weights, for plans. Takes c over, also on failure. */
 TR_API tr_status tr_model_new_dry(tr_ctx *ctx, tr_model **out, tr_config *c);
 TR_API void      tr_model_close(tr_model *m);
+/* The layers [begin, end) that opts asks for; NULL: all. TR_ERR_RANGE if DIR has no such layers. */
+TR_API tr_status tr_model_opts_layers(tr_ctx *ctx, tr_range *out, const tr_config *c,
+                                      const char *dir, const tr_model_opts *opts);
 
 /* What flows between layers: the running sum and, for attention residuals, the block sums. */
 typedef struct tr_hidden {
@@ -1447,6 +1450,10 @@ typedef struct tr_hidden {
     int64_t n;                  /* block sums held */
 } tr_hidden;
 TR_API int64_t tr_hidden_snaps(const tr_config *c, int64_t layer);  /* held before that layer */
+/* Is `in` what enters that layer with N tokens? Of layer 0 NULL is, as the embedding enters it.
+ * TR_ERR_ARG if it is missing, not wanted or has another number of block sums; TR_ERR_SHAPE. */
+TR_API tr_status tr_hidden_check(tr_ctx *ctx, const tr_config *c, int64_t layer, int64_t N,
+                                 const tr_hidden *in);
 
 typedef enum tr_logits_kind { TR_LOGITS_LAST, TR_LOGITS_ALL, TR_LOGITS_NONE } tr_logits_kind;
 
@@ -1534,10 +1541,10 @@ TR_API tr_status tr_expand_images(tr_ctx *ctx, int64_t *T, int32_t *ids, const t
 TR_API tr_status tr_vit_forward(tr_run *r, const tr_images *im, const tr_batch *b);
 
 /* Runs b through the open layers; state grows by b->T. in: [N, D] views, needed if the model starts
- * after layer 0, else NULL. Leaves r->hidden, whose first N rows are this call's, and, if the model
- * ends with its last layer, r->logits. What is wrong with the arguments is told before anything
- * changes. If an operator fails the state is spoilt (state.spoilt) and must be rewound or reset
- * before the next call. */
+ * after layer 0, and then b->ids are not read; else NULL. Leaves r->hidden, whose first N rows are
+ * this call's, and, if the model ends with its last layer, r->logits. What is wrong with the
+ * arguments is told before anything changes. If an operator fails the state is spoilt
+ * (state.spoilt) and must be rewound or reset before the next call. */
 TR_API tr_status tr_forward(tr_run *r, const tr_batch *b, const tr_hidden *in);
 /* The page everything leads to: one layer, two sublayers, from r->hidden to r->hidden. For use
  * inside a forward, which sets up the call. */
@@ -10703,21 +10710,33 @@ static tr_status tri_model_bind(tr_ctx *ctx, tr_model *m, const unsigned char *h
     return TR_OK;
 }
 
+tr_status tr_model_opts_layers(tr_ctx *ctx, tr_range *out, const tr_config *c, const char *dir,
+                               const tr_model_opts *opts)
+{
+    int64_t first = opts ? opts->first : 0;
+    int64_t layers = opts && opts->layers ? opts->layers : c->layers - first;
+    if (first < 0 || layers < 1 || first > c->layers - layers)
+        return tr_fail(ctx, TR_ERR_RANGE, "layers %lld to %lld were asked for; %s has 0 to %lld",
+                       (long long)first, (long long)(first + layers - 1), dir,
+                       (long long)(c->layers - 1));
+    out->begin = first;
+    out->end = first + layers;
+    return TR_OK;
+}
+
 /* Which part of the model is asked for, and whether there is such a part. */
 static tr_status tri_model_part(tr_ctx *ctx, tr_model *m, const char *dir,
                                 const tr_model_opts *opts)
 {
-    m->part = opts->part;
-    m->parts = opts->parts;
-    m->first = opts->first;
-    m->layers = opts->layers ? opts->layers : m->cfg.layers - m->first;
+    tr_range layers;
+    m->part = opts ? opts->part : 0;
+    m->parts = opts ? opts->parts : 0;
     if (m->parts && (m->part < 0 || m->part >= m->parts))
         return tr_fail(ctx, TR_ERR_RANGE, "part %lld of %lld was asked for", (long long)m->part,
                        (long long)m->parts);
-    if (m->first < 0 || m->layers < 1 || m->first > m->cfg.layers - m->layers)
-        return tr_fail(ctx, TR_ERR_RANGE, "layers %lld to %lld were asked for; %s has 0 to %lld",
-                       (long long)m->first, (long long)(m->first + m->layers - 1), dir,
-                       (long long)(m->cfg.layers - 1));
+    TRI_TRY(tr_model_opts_layers(ctx, &layers, &m->cfg, dir, opts));
+    m->first = layers.begin;
+    m->layers = layers.end - layers.begin;
     return TR_OK;
 }
 
@@ -10733,8 +10752,7 @@ tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir, const tr_m
     m->ctx = ctx;
     env = tri_os_fp_begin();
     s = tr_config_load(ctx, &m->cfg, dir, opts ? &opts->config : NULL);
-    m->layers = m->cfg.layers;
-    if (s == TR_OK && opts) s = tri_model_part(ctx, m, dir, opts);
+    if (s == TR_OK) s = tri_model_part(ctx, m, dir, opts);
     if (s == TR_OK) s = tr_shards_open(ctx, &m->shards, dir, opts ? opts->lenient : 0);
     if (s == TR_OK) s = tri_model_bind(ctx, m, opts ? opts->held : NULL);
     tri_os_fp_end(env);
@@ -12440,25 +12458,36 @@ static tr_status tri_check_batch(tr_run *r, const tr_batch *b, int64_t *N)
     return tri_check_places(r, b);
 }
 
-/* The hidden state that enters the first open layer. */
-static tr_status tri_take_hidden(tr_run *r, const tr_hidden *in, int64_t N)
+tr_status tr_hidden_check(tr_ctx *ctx, const tr_config *c, int64_t layer, int64_t N,
+                          const tr_hidden *in)
 {
-    int64_t n = tr_hidden_snaps(&r->model->cfg, r->model->first), D = r->model->cfg.hidden;
-    tr_view dst = tr_view_slice(r->hidden.h, 0, 0, N);
-    r->hidden.n = 0;
-    if (r->model->first == 0) return TR_OK;
-    if (!in) return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs the hidden state that enters it",
-                            (long long)r->model->first);
+    int64_t n = tr_hidden_snaps(c, layer), D = c->hidden;
+    if (layer == 0)
+        return in ? tr_fail(ctx, TR_ERR_ARG, "layer 0 is entered by the embedding and takes no "
+                            "hidden state") : TR_OK;
+    if (!in) return tr_fail(ctx, TR_ERR_ARG, "layer %lld needs the hidden state that enters it",
+                            (long long)layer);
     if (in->n != n)
-        return tr_fail(r->ctx, TR_ERR_ARG, "layer %lld needs %lld block sum%s, not %lld",
-                       (long long)r->model->first, (long long)n, TRI_S(n), (long long)in->n);
+        return tr_fail(ctx, TR_ERR_ARG, "layer %lld needs %lld block sum%s, not %lld",
+                       (long long)layer, (long long)n, TRI_S(n), (long long)in->n);
     if (in->h.rank != 2 || in->h.shape[0] != N || in->h.shape[1] != D)
-        return tr_fail(r->ctx, TR_ERR_SHAPE, "the hidden state given is not [%lld, %lld]",
+        return tr_fail(ctx, TR_ERR_SHAPE, "the hidden state given is not [%lld, %lld]",
                        (long long)N, (long long)D);
     if (n && (in->snaps.rank != 3 || in->snaps.shape[0] < n || in->snaps.shape[1] != N ||
               in->snaps.shape[2] != D))
-        return tr_fail(r->ctx, TR_ERR_SHAPE, "the block sums given are not [%lld, %lld, %lld]",
+        return tr_fail(ctx, TR_ERR_SHAPE, "the block sums given are not [%lld, %lld, %lld]",
                        (long long)n, (long long)N, (long long)D);
+    return TR_OK;
+}
+
+/* The hidden state that enters the first open layer. */
+static tr_status tri_take_hidden(tr_run *r, const tr_hidden *in, int64_t N)
+{
+    int64_t n = tr_hidden_snaps(&r->model->cfg, r->model->first);
+    tr_view dst = tr_view_slice(r->hidden.h, 0, 0, N);
+    TRI_TRY(tr_hidden_check(r->ctx, &r->model->cfg, r->model->first, N, in));
+    r->hidden.n = 0;
+    if (!in) return TR_OK;
     TRI_TRY(tr_view_copy(r->ctx, dst, in->h));
     for (int64_t i = 0; i < n; i++)
         TRI_TRY(tr_view_copy(r->ctx, tr_view_slice(tr_view_at(r->hidden.snaps, i), 0, 0, N),
@@ -12760,21 +12789,25 @@ int32_t tr_argmax(tr_view row)
 tr_status tr_generate(tr_run *r, const int32_t *prompt, int64_t T, int64_t n, int32_t *out)
 {
     tr_batch b;
-    int64_t one = 1;
+    int64_t one = 1, last = r->model->first + r->model->layers;
     if (r->opts.B != 1)
         return tr_fail(r->ctx, TR_ERR_ARG, "generation runs one sequence; the run has %lld",
                        (long long)r->opts.B);
     if (r->opts.logits == TR_LOGITS_NONE)
         return tr_fail(r->ctx, TR_ERR_ARG, "generation needs logits; the run makes none");
+    if (last < r->model->cfg.layers)
+        return tr_fail(r->ctx, TR_ERR_ARG, "generation needs logits, which layer %lld leads to; "
+                       "the model is open to layer %lld", (long long)(r->model->cfg.layers - 1),
+                       (long long)(last - 1));
     b.B = 1;
     b.T = &T;
     b.ids = prompt;
     for (int64_t i = 0; i < n; i++) out[i] = -1;
     for (int64_t i = 0; i < n; i++) {
-        int64_t last;
+        int64_t row;
         TRI_TRY(i == 0 ? tr_prefill(r, &b) : tr_forward(r, &b, NULL));
-        last = r->opts.logits == TR_LOGITS_ALL ? r->N - 1 : 0;
-        out[i] = tr_argmax(tr_view_at(r->logits, last));
+        row = r->opts.logits == TR_LOGITS_ALL ? r->N - 1 : 0;
+        out[i] = tr_argmax(tr_view_at(r->logits, row));
         if (out[i] < 0)
             return tr_fail(r->ctx, TR_ERR_NOT_FINITE, "logits of token %lld hold a NaN",
                            (long long)(r->state.len[0] - 1));

@@ -458,6 +458,10 @@ static void in_part(void)
         tr_run *ra = NULL, *rb = NULL;
         tr_batch bt;
         tr_hidden h;
+        char text[64];
+        int32_t next;
+        snprintf(text, sizeof text, "layer 8 open to layer %d", (int)cut[k] - 1);
+        memset(&h, 0, sizeof h);
         bt.B = 1;
         bt.T = &T;
         bt.ids = ids;
@@ -471,6 +475,8 @@ static void in_part(void)
         CHECK_OK(ctx, tr_run_new(ctx, &ra, a, &o));
         CHECK_OK(ctx, tr_run_new(ctx, &rb, b, &o));
         if (!ra || !rb) return;
+        CHECK_FAILS(ctx, TR_ERR_ARG, "layer 0 embedding", tr_forward(ra, &bt, &h));
+        CHECK_FAILS(ctx, TR_ERR_ARG, text, tr_generate(ra, ids, T, 1, &next));
         CHECK_OK(ctx, tr_forward(ra, &bt, NULL));
         CHECK(ra->hidden.n == (cut[k] + 3) / 4);        /* ceil(25 / 12) = 3 has this form */
         h.h = tr_view_slice(ra->hidden.h, 0, 0, T);

@@ -10,7 +10,7 @@
  *     tr_mpi_new(ctx, &m, MPI_COMM_WORLD, &opts);
  *     tr_mpi_model_open(m, &model, "DIR", NULL, NULL);
  *     tr_mpi_run_new(m, &run, model, &run_opts);
- *     tr_mpi_forward(run, &batch);        the same batch on every rank
+ *     tr_mpi_forward(run, &batch, NULL);  the same batch on every rank
  *     tr_mpi_next(run, ids);              what each sequence says next, known to all
  *
  * LAYOUT   ranks on a grid, tp fastest: rank = ((stage EP + e) CP + c) TP + t
@@ -264,14 +264,18 @@ TR_API void      tr_mpi_map_free   (tr_ctx *ctx, tr_mpi_map *map);
 
 typedef struct tr_mpi_model tr_mpi_model;
 
-/* (all) opts may be NULL; its first, layers, part, parts, held are not looked at. map NULL: even.
- * Ranks agree that they see the same config, the same headers and the same sample of the weights;
- * any rank's failure is every rank's. On failure *out is NULL. */
+/* (all) opts may be NULL; its first and layers say what all stages open together, its part, parts
+ * and held are not looked at. map NULL: even; it is of all layers of the model, opened or not.
+ * Ranks agree that they open the same layers and see the same config, the same headers and the same
+ * sample of the weights; any rank's failure is every rank's. On failure *out is NULL.
+ *   TR_ERR_RANGE   as tr_model_opts_layers
+ *   TR_ERR_ARG     less layers than stages; a map of other places */
 TR_API tr_status tr_mpi_model_open (tr_mpi *m, tr_mpi_model **out, const char *dir,
                                     const tr_model_opts *opts, const tr_mpi_map *map);
 TR_API void      tr_mpi_model_close(tr_mpi_model *mm);              /* (here) NULL is allowed */
 TR_API tr_model *tr_mpi_model_part (const tr_mpi_model *mm);        /* (here) this rank's part */
-/* (here) Layers of a stage: [begin, end). */
+/* (here) Layers of a stage, [begin, end); of all stages together from that of the first to that of
+ * the last. */
 TR_API tr_range  tr_mpi_stage_layers(const tr_mpi_model *mm, int stage);
 
 /* ============================================================================
@@ -285,17 +289,18 @@ typedef struct tr_mpi_run tr_mpi_run;
 /* (all) opts as for one rank, sizes of the whole: B sequences, max_tokens a call. opts.ops NULL.
  * opts.tap is called on rank 0 alone, after a forward, in model order, with sequences numbered as
  * in the batch; what it gets is one sequence at a time. globs must be the same on all ranks.
- * TR_ERR_ARG as tr_run_new, or for less layers than stages. On failure *out is NULL. */
+ * TR_ERR_ARG as tr_run_new. On failure *out is NULL. */
 TR_API tr_status tr_mpi_run_new (tr_mpi *m, tr_mpi_run **out, tr_mpi_model *mm,
                                  const tr_run_opts *opts);
 TR_API void      tr_mpi_run_free(tr_mpi_run *r);                    /* (here) NULL is allowed */
 /* (all) As tr_vit_forward with the prompts and images of all sequences; b NULL: the tower alone. */
 TR_API tr_status tr_mpi_see    (tr_mpi_run *r, const tr_images *im, const tr_batch *b);
-/* (all) As tr_forward, b the same on all ranks. */
-TR_API tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b);
+/* (all) As tr_forward; b and in, of all sequences and all their tokens, the same on all ranks. The
+ * hidden state left behind is dealt as the tokens are: in tr_mpi_run_part each rank's rows. */
+TR_API tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in);
 /* (all) id [B]: the largest logit of each sequence that had tokens in the last forward, of others
  * what it was; ties to the lower index. TR_ERR_NOT_FINITE names the sequence and the token that it
- * would have chosen. Needs TR_LOGITS_LAST. */
+ * would have chosen. TR_ERR_ARG unless the run has TR_LOGITS_LAST and the model its last layer. */
 TR_API tr_status tr_mpi_next   (tr_mpi_run *r, int32_t *id);
 /* (all) State of all sequences to the tap, as tr_tap_state. */
 TR_API tr_status tr_mpi_tap_state(tr_mpi_run *r);
@@ -657,9 +662,9 @@ static tr_status tri_mpi_head_check(tr_mpi *m, const tri_mpi_msg *x)
                     "different branches", x->peer, tri_mpi_at(h.layer, h.step, a), m->rank,
                     tri_mpi_at(x->layer, x->step, b));
     else if (h.call != x->call)
-        s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d and rank %d run other batches of tokens: "
-                    "all ranks must be given the same", tri_mpi_at(x->layer, x->step, b), x->peer,
-                    m->rank);
+        s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d and rank %d run other batches of tokens or "
+                    "hidden states: all ranks must be given the same",
+                    tri_mpi_at(x->layer, x->step, b), x->peer, m->rank);
     else if (h.bytes != x->bytes)
         s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
                     tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
@@ -1402,7 +1407,7 @@ tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *
 /* ============================================================================
  * 5. The model over ranks {load}
  *
- *     stage        layers tr_range_of(L, pp, p)
+ *     stage        layers tr_range_of(L, pp, p) of those that are opened
  *     matrices     rows tr_range_of(O / unit, tp, t), a unit being what stands together: a head
  *     experts      whole, as the map says
  *     the rest     norms, biases, routers' biases, tables of positions: everywhere
@@ -1415,6 +1420,7 @@ tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *
 struct tr_mpi_model {
     tr_mpi    *m;
     tr_model  *part;
+    tr_range   layers;          /* of all stages */
     tr_mpi_map map;
 };
 
@@ -1422,7 +1428,10 @@ tr_model *tr_mpi_model_part(const tr_mpi_model *mm) { return mm->part; }
 
 tr_range tr_mpi_stage_layers(const tr_mpi_model *mm, int stage)
 {
-    return tr_range_of(mm->part->cfg.layers, mm->m->layout.pp, stage);
+    tr_range r = tr_range_of(mm->layers.end - mm->layers.begin, mm->m->layout.pp, stage);
+    r.begin += mm->layers.begin;
+    r.end += mm->layers.begin;
+    return r;
 }
 
 /* Over the headers, and the first and last 64 bytes of at most some 4096 tensors. */
@@ -1454,17 +1463,21 @@ static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
     tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
     tr_model_opts o;
     tr_config c;
-    tr_range layers;
+    tr_range mine;
+    int64_t layers;
     tr_status s;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     TRI_MPI_TRY(tr_config_load(m->ctx, &c, dir, &o.config));
-    layers = tr_range_of(c.layers, pp.n, pp.me);
-    s = c.layers < pp.n
-        ? tr_fail(m->ctx, TR_ERR_ARG, "%s: %lld layers cannot be dealt to %d stages", dir,
-                  (long long)c.layers, pp.n)
-        : map ? tri_mpi_map_new(m->ctx, &mm->map, &c, stage.n)
-              : tr_mpi_map_even(m->ctx, &mm->map, &c, stage.n);
+    s = tr_model_opts_layers(m->ctx, &mm->layers, &c, dir, opts);
+    layers = mm->layers.end - mm->layers.begin;
+    if (s == TR_OK && layers < pp.n)
+        s = tr_fail(m->ctx, TR_ERR_ARG, "%s: %lld layer%s (%lld to %lld) cannot be dealt to %d "
+                    "stages", dir, (long long)layers, layers == 1 ? "" : "s",
+                    (long long)mm->layers.begin, (long long)(mm->layers.end - 1), pp.n);
+    if (s == TR_OK)
+        s = map ? tri_mpi_map_new(m->ctx, &mm->map, &c, stage.n)
+                : tr_mpi_map_even(m->ctx, &mm->map, &c, stage.n);
     if (s == TR_OK && map) {
         s = map->places != stage.n
             ? tr_fail(m->ctx, TR_ERR_ARG, "a map of experts for %d ranks a stage, there are %d",
@@ -1475,8 +1488,9 @@ static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
     }
     tr_config_free(m->ctx, &c);
     TRI_MPI_TRY(s);
-    o.first = layers.begin;
-    o.layers = layers.end - layers.begin;
+    mine = tr_mpi_stage_layers(mm, pp.me);
+    o.first = mine.begin;
+    o.layers = mine.end - mine.begin;
     o.part = tp.me;
     o.parts = tp.n > 1 ? tp.n : 0;
     o.held = tri_mpi_held_at(&mm->map, stage.me, 0);
@@ -1488,7 +1502,7 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
 {
     tr_mpi_model *mm = NULL;
     void *p;
-    char hash[65] = "";
+    char hash[65] = "", layers[64] = "";
     tr_status s = tr_alloc(m->ctx, &p, sizeof *mm);
     *out = NULL;
     if (s == TR_OK) {
@@ -1498,6 +1512,10 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
         s = tri_mpi_open_part(m, mm, dir, opts, map);
     }
     s = tr_mpi_agree(m, s);
+    if (s == TR_OK)
+        snprintf(layers, sizeof layers, "%lld to %lld", (long long)mm->layers.begin,
+                 (long long)(mm->layers.end - 1));
+    if (s == TR_OK) s = tr_mpi_same(m, "the layers", layers);
     if (s == TR_OK) s = tr_mpi_same(m, "config.json", mm->part->cfg.sha256);
     if (s == TR_OK) tri_mpi_sample(&mm->part->shards, hash);
     if (s == TR_OK) s = tr_mpi_same(m, "the checkpoint", hash);
@@ -2520,7 +2538,8 @@ static tr_ops tri_mpi_ops(tr_mpi_run *r)
  * 10. Running {mrun}
  *
  *     sequence b belongs to group b mod EP of the ep axis; there its tokens are dealt along cp
- *     one forward:  hidden state from the stage before -> tr_forward of this rank's part -> on
+ *     one forward:  hidden state from the stage before, or this rank's rows of the caller's
+ *                   -> tr_forward of this rank's part -> on
  *     taps:         kept as records, sent to rank 0 after the call, shown there in model order
  *
  * Traps. A rank without a token of the call still goes through all layers: others wait for it in
@@ -2906,6 +2925,9 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
     if (s == TR_OK && b && b->B != r->opts.B)
         s = tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
                     (long long)b->B, (long long)r->opts.B);
+    if (s == TR_OK && b && r->mm->layers.begin)
+        s = tr_fail(r->m->ctx, TR_ERR_ARG, "layer %lld and those behind it see no embeddings: "
+                    "images have no place there", (long long)r->mm->layers.begin);
     if (s == TR_OK)
         s = tri_mpi_scratch(r->m, TRI_MPI_BUF_LISTS, (size_t)im->n * sizeof *owner, &p);
     owner = (int64_t *)p;
@@ -2927,10 +2949,23 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
 /* Every message says by this which calls came before it (FNV-1a, by words). */
 static void tri_mpi_mark(tr_mpi *m, uint64_t x) { m->call = (m->call ^ x) * 0x100000001b3u; }
 
-/* This rank's batch of the whole one, its state's lengths, and r->most. */
-static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *mine)
+/* x [N, D], by elements. */
+static void tri_mpi_mark_rows(tr_mpi *m, tr_view x)
 {
-    int64_t n = 0, at = 0;
+    const char *p = (const char *)x.data;
+    int64_t elem = (int64_t)tri_mpi_elem(x);
+    for (int64_t n = 0; n < x.shape[0]; n++)
+        for (int64_t i = 0; i < x.shape[1]; i++) {
+            uint64_t bits = 0;
+            memcpy(&bits, p + (n * x.stride[0] + i * x.stride[1]) * elem, (size_t)elem);
+            tri_mpi_mark(m, bits);
+        }
+}
+
+/* Whether the call is one that this run can make, as every rank finds by itself, and its mark. */
+static tr_status tri_mpi_check_batch(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
+{
+    int64_t n = 0, first = r->mm->layers.begin;
     if (b->B != r->opts.B)
         return tr_fail(r->m->ctx, TR_ERR_ARG, "the batch has %lld sequences, the run %lld",
                        (long long)b->B, (long long)r->opts.B);
@@ -2944,7 +2979,8 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
                            "the state's capacity of %lld", (long long)s, (long long)b->T[s],
                            (long long)r->len[s], (long long)r->opts.capacity);
     if (n == 0) return tr_fail(r->m->ctx, TR_ERR_ARG, "the batch holds no tokens");
-    for (int64_t s = 0, i = 0; s < b->B; s++)
+    TRI_MPI_TRY(tr_hidden_check(r->m->ctx, &r->mm->part->cfg, first, n, in));
+    for (int64_t s = 0, i = 0; !first && s < b->B; s++)     /* behind layer 0 they are not read */
         for (int64_t t = 0; t < b->T[s]; t++, i++)
             if (b->ids[i] < 0 || b->ids[i] >= r->mm->part->cfg.vocab)
                 return tr_fail(r->m->ctx, TR_ERR_RANGE, "sequence %lld, token %lld: id %ld lies "
@@ -2953,8 +2989,18 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
                                (long long)r->mm->part->cfg.vocab);
     tri_mpi_mark(r->m, (uint64_t)n);
     for (int64_t s = 0; s < b->B; s++) tri_mpi_mark(r->m, (uint64_t)b->T[s]);
-    for (int64_t i = 0; i < n; i++) tri_mpi_mark(r->m, (uint64_t)b->ids[i]);
-    r->most = n = 0;
+    for (int64_t i = 0; !first && i < n; i++) tri_mpi_mark(r->m, (uint64_t)b->ids[i]);
+    if (!in) return TR_OK;
+    tri_mpi_mark_rows(r->m, in->h);
+    for (int64_t i = 0; i < in->n; i++) tri_mpi_mark_rows(r->m, tr_view_at(in->snaps, i));
+    return TR_OK;
+}
+
+/* This rank's batch of the whole one, its state's lengths, and r->most. */
+static void tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *mine)
+{
+    int64_t n = 0, at = 0;
+    r->most = 0;
     for (int e = 0; e < r->ep.n; e++)
         for (int j = 0; j < r->cp.n; j++) {
             int64_t N = 0;
@@ -2972,7 +3018,7 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
         r->mine[k].T = b->T[s];
         r->T[k] = t.end - t.begin;
         r->run->state.len[k] = r->len[s] + t.begin;
-        if (t.end > t.begin)
+        if (t.end > t.begin && !r->mm->layers.begin)
             memcpy(r->ids + n, b->ids + at + t.begin, (size_t)(t.end - t.begin) * sizeof *r->ids);
         n += t.end - t.begin;
     }
@@ -2980,7 +3026,6 @@ static tr_status tri_mpi_deal_batch(tr_mpi_run *r, const tr_batch *b, tr_batch *
     mine->B = r->n > 0 ? r->n : 1;
     mine->T = r->T;
     mine->ids = r->ids;
-    return TR_OK;
 }
 
 /* [1 + n, N, D]: hidden state and block sums that enter layer `layer`, without memory. */
@@ -2990,15 +3035,38 @@ static tr_view tri_mpi_hidden_view(const tr_mpi_run *r, int64_t layer, int64_t N
     return tr_view3(NULL, r->opts.profile->act, 1 + tr_hidden_snaps(c, layer), N, c->hidden);
 }
 
-static tr_status tri_mpi_hidden_in(tr_mpi_run *r, int64_t N, tr_hidden *in)
+/* v [1 + n, N, D] becomes the rows of this rank's tokens in what the caller gave for all. */
+static tr_status tri_mpi_deal_hidden(tr_mpi_run *r, const tr_batch *b, const tr_hidden *all,
+                                     tr_view v)
+{
+    int64_t row = 0, at = 0;
+    for (int64_t s = 0; s < b->B; at += b->T[s++]) {
+        tr_range t = tr_range_of(b->T[s], r->cp.n, r->cp.me);
+        int64_t k = t.end - t.begin;
+        if (s % r->ep.n != r->ep.me || !k) continue;
+        TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_slice(tr_view_at(v, 0), 0, row, k),
+                                 tr_view_slice(all->h, 0, at + t.begin, k)));
+        for (int64_t i = 0; i < all->n; i++)
+            TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_slice(tr_view_at(v, i + 1), 0, row, k),
+                                     tr_view_slice(tr_view_at(all->snaps, i), 0, at + t.begin, k)));
+        row += k;
+    }
+    return TR_OK;
+}
+
+/* What enters this rank's first layer with its N tokens: from the stage before, or of the caller's,
+ * which is of all. */
+static tr_status tri_mpi_hidden_in(tr_mpi_run *r, const tr_batch *b, const tr_hidden *all,
+                                   int64_t N, tr_hidden *in)
 {
     int64_t first = r->mm->part->first;
     tr_view v = tri_mpi_hidden_view(r, first, N);
-    tr_mpi_part p;
     TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_A, tri_mpi_bytes(v), &v.data));
-    p = tri_mpi_part_of(r->m->rank - r->pp.step, v);
-    r->m->layer = (int)first - 1;
-    TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_STAGE, "hidden state", NULL, 0, &p, 1));
+    if (r->pp.me) {
+        tr_mpi_part p = tri_mpi_part_of(r->m->rank - r->pp.step, v);
+        r->m->layer = (int)first - 1;
+        TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_STAGE, "hidden state", NULL, 0, &p, 1));
+    } else TRI_MPI_TRY(tri_mpi_deal_hidden(r, b, all, v));
     in->n = v.shape[0] - 1;
     in->h = tr_view_at(v, 0);
     in->snaps = in->n ? tr_view_slice(v, 0, 1, in->n) : tr_view_none();
@@ -3026,20 +3094,21 @@ static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
     return tri_mpi_push(r->m, r->handed, &moved);
 }
 
-tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b)
+tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
 {
+    int64_t N = 0, first = r->mm->part->first;
     tr_batch mine;
-    tr_hidden in;
-    int64_t N = 0;
+    tr_hidden own;
     tr_status s;
     if (r->m->failed) return TR_ERR_PEER;
-    s = tri_mpi_deal_batch(r, b, &mine);
+    s = tri_mpi_check_batch(r, b, in);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    tri_mpi_deal_batch(r, b, &mine);
     for (int64_t k = 0; k < mine.B; k++) N += mine.T[k];
-    memset(&in, 0, sizeof in);
-    if (r->pp.me) s = tri_mpi_hidden_in(r, N, &in);
+    memset(&own, 0, sizeof own);
+    if (first) s = tri_mpi_hidden_in(r, b, in, N, &own);
     r->m->n_held = 0;
-    if (s == TR_OK) s = tr_forward(r->run, &mine, r->pp.me ? &in : NULL);
+    if (s == TR_OK) s = tr_forward(r->run, &mine, first ? &own : NULL);
     if (s == TR_OK && r->pp.me + 1 < r->pp.n) s = tri_mpi_hidden_out(r, N);
     r->m->layer = -1;
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
@@ -3066,12 +3135,17 @@ tr_status tr_mpi_next(tr_mpi_run *r, int32_t *id)
 {
     tr_mpi *m = r->m;
     int64_t B = r->opts.B, most = (B + r->ep.n - 1) / r->ep.n;
+    int64_t last = r->mm->layers.end, layers = r->mm->part->cfg.layers;
     int32_t *said, *all;
     void *p;
     if (m->failed) return TR_ERR_PEER;
     if (r->opts.logits != TR_LOGITS_LAST)
         return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs a run that makes "
                                        "the last logits"));
+    if (last < layers)
+        return tr_mpi_raise(m, tr_fail(m->ctx, TR_ERR_ARG, "what comes next needs logits, which "
+                                       "layer %lld leads to; the model is open to layer %lld",
+                                       (long long)(layers - 1), (long long)(last - 1)));
     TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A, (size_t)(most * (m->size + 1)) * sizeof *said,
                                 &p));
     said = (int32_t *)p;

@@ -96,7 +96,7 @@ static tr_status together(tr_mpi *m, const tr_mpi_map *map, int print, char hash
     tr_status s = tr_golden_new(tr_mpi_ctx(m), &g, B, lengths);
     if (s == TR_OK) s = tr_mpi_model_open(m, &mm, DIR, NULL, map);
     if (s == TR_OK) s = tr_mpi_run_new(m, &r, mm, &o);
-    if (s == TR_OK) s = tr_mpi_forward(r, &b);
+    if (s == TR_OK) s = tr_mpi_forward(r, &b, NULL);
     if (s == TR_OK && tr_mpi_rank(m) == 0) {
         if (print) print_way(&g, map);
         tr_view_sha256(tr_golden_find(&g, MOE), hash);

@@ -36,7 +36,7 @@ static tr_status generate(tr_mpi *m, tr_mpi_model *mm, int32_t *out)
     b.T = T;
     b.ids = ids;
     for (int i = 0; s == TR_OK && i < N; i++) {
-        s = tr_mpi_forward(r, &b);              /* the prompts, then one token of each */
+        s = tr_mpi_forward(r, &b, NULL);        /* the prompts, then one token of each */
         if (s == TR_OK) s = tr_mpi_next(r, next);
         for (int k = 0; k < B; k++) {
             out[k * N + i] = next[k];

@@ -3,7 +3,7 @@
 # taps and the state of each model, against one rank without MPI. One launch a number of ranks.
 #
 #     sh tests/mpi.sh             all of it, and a table         (make check-mpi)
-#     sh tests/mpi.sh short       2 and 3 ranks, one of the models in 4
+#     sh tests/mpi.sh short       2 and 3 ranks, one of the models in 4, callers' mistakes
 #     sh tests/mpi.sh repeat [N]  a small job N times in one launch: same ids, memory flat
 . tests/mpi_lib.sh
 need_mpi
@@ -35,11 +35,13 @@ case ${1:-long} in
 short)
     launch 2 all 1
     launch 3 kimi_k3_images 2
-    launch 4 deepseek_v3_fp8 1 ;;
+    launch 4 deepseek_v3_fp8 1
+    launch 2 mistakes 1 ;;
 long)
     for t in 1 2; do
         for n in 1 2 3 4 5 7 8; do launch $n all $t; done
-    done ;;
+    done
+    launch 3 mistakes 1 ;;
 repeat)
     jobs=${2:-1000} log=build/mpi/repeat.log
     if ranks 4 900 build/tests/mpi_faults tests/golden/kimi_k3/text-c pp=2,ep=2 60 none 0 0 "$jobs" \

@@ -1,7 +1,7 @@
 /* The same bits from any number of ranks in any layout: logits, every tap, and the state after the
  * prompt and after three more tokens, held against what one rank without MPI computes.
  *
- *     mpirun -np N build/tests/mpi_bits [MODEL|all] [LAYOUT|all] [THREADS] [long]
+ *     mpirun -np N build/tests/mpi_bits [MODEL|all|mistakes] [LAYOUT|all] [THREADS] [long]
  *
  * One launch goes through all layouts of N ranks, the models and the batches. Rank 0 prints one
  * line a (model, layout) and the sum. */
@@ -13,15 +13,17 @@
 
 #define GOLDEN "tests/golden/"
 
-enum { MODELS = 6, BATCHES = 4, MOST_B = 40, MOST_N = 1300, LATER = 3, MOST_IM = 4 };
+enum { MODELS = 7, BATCHES = 4, MOST_B = 40, MOST_N = 1300, LATER = 3, MOST_IM = 4 };
 
-static const struct { const char *name, *dir; } models[MODELS] = {
-    { "kimi_k3", GOLDEN "kimi_k3/text-c" },
-    { "kimi_k3_images", GOLDEN "kimi_k3/multimodal" },
-    { "deepseek_v3", GOLDEN "families/deepseek_v3" },
-    { "deepseek_v3_fp8", GOLDEN "families/deepseek_v3_fp8" },
-    { "llama", GOLDEN "families/llama" },
-    { "llama3", GOLDEN "families/llama3" }
+/* first: the layer that the ranks begin with; what enters it, a run of those before it leaves. */
+static const struct { const char *name, *dir; int64_t first; } models[MODELS] = {
+    { "kimi_k3", GOLDEN "kimi_k3/text-c", 0 },
+    { "kimi_k3_part", GOLDEN "kimi_k3/text-c", 3 },         /* and two block sums */
+    { "kimi_k3_images", GOLDEN "kimi_k3/multimodal", 0 },
+    { "deepseek_v3", GOLDEN "families/deepseek_v3", 0 },
+    { "deepseek_v3_fp8", GOLDEN "families/deepseek_v3_fp8", 0 },
+    { "llama", GOLDEN "families/llama", 0 },
+    { "llama3", GOLDEN "families/llama3", 0 }
 };
 
 /* Lengths of the prompts (a list of 0: 1 to 5 in turn), tokens a call of each sequence, and what is
@@ -71,8 +73,9 @@ static void must(tr_ctx *ctx, tr_status s, const char *what)
 }
 
 /* Random prompts and, for a model that sees, pictures of multiples of 1/256 in them. */
-static void prompt_new(tr_ctx *ctx, prompt *p, const tr_config *c, int k)
+static void prompt_new(tr_ctx *ctx, prompt *p, const tr_model *m, int k)
 {
+    const tr_config *c = &m->cfg;
     int32_t id[MOST_N];
     int64_t n = 0, P = c->vit_patch, at = 0, T[MOST_B];
     tr_batch b;
@@ -88,7 +91,7 @@ static void prompt_new(tr_ctx *ctx, prompt *p, const tr_config *c, int k)
         }
     p->N = n;
     memcpy(p->id, id, sizeof id);
-    if (!c->vit_layers) return;
+    if (!c->vit_layers || m->first) return;
     for (int i = 0; i < MOST_IM; i++) {
         int64_t row = pictures[i].at;
         const int64_t *g = pictures[i].grid;
@@ -113,12 +116,26 @@ static void prompt_new(tr_ctx *ctx, prompt *p, const tr_config *c, int k)
     for (int64_t s = 0; s < p->B; s++) p->N += p->T[s];
 }
 
-/* Either kind of run. */
-typedef struct either { tr_run *one; tr_mpi_run *many; } either;
+/* Either kind of run; front: of the layers before it, NULL if there are none. */
+typedef struct either { tr_run *one; tr_mpi_run *many; tr_run *front; } either;
+
+/* What the front's last call left: of all its N tokens. */
+static tr_hidden left_by(const tr_run *front)
+{
+    tr_hidden h = front->hidden;
+    h.h = tr_view_slice(h.h, 0, 0, front->N);
+    h.snaps = tr_view_slice(tr_view_slice(h.snaps, 0, 0, h.n), 1, 0, front->N);
+    return h;
+}
 
 static tr_status forward(const either *e, const tr_batch *b)
 {
-    return e->many ? tr_mpi_forward(e->many, b) : tr_forward(e->one, b, NULL);
+    tr_hidden h;
+    tr_status s = e->front ? tr_forward(e->front, b, NULL) : TR_OK;
+    if (s != TR_OK) return s;
+    if (e->front) h = left_by(e->front);
+    return e->many ? tr_mpi_forward(e->many, b, e->front ? &h : NULL)
+                   : tr_forward(e->one, b, e->front ? &h : NULL);
 }
 
 static tr_status next(const either *e, const tr_batch *b, int32_t *id)
@@ -182,6 +199,17 @@ static tr_run_opts opts_of(tr_ctx *ctx, const tr_config *c, const prompt *p, tr_
     return o;
 }
 
+static tr_run *front_new(tr_ctx *ctx, tr_model *front, const prompt *p, const char *profile)
+{
+    tr_run *r = NULL;
+    tr_run_opts o;
+    if (!front) return NULL;
+    o = opts_of(ctx, &front->cfg, p, NULL, profile);
+    o.tap = NULL;
+    must(ctx, tr_run_new(ctx, &r, front, &o), "the layers before");
+    return r;
+}
+
 static void golden_new(tr_ctx *ctx, tr_golden *g, const prompt *p)
 {
     int64_t T[MOST_B];
@@ -208,9 +236,18 @@ static int differ(const tr_golden *want, const tr_golden *got, const char *title
     return bad;
 }
 
-/* The model again, its experts by a load that some of them have most of. */
-static tr_mpi_model *by_load(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, const char *dir)
+static tr_model_opts part_of(int k)
 {
+    tr_model_opts o;
+    memset(&o, 0, sizeof o);
+    o.first = models[k].first;
+    return o;
+}
+
+/* The model again, its experts by a load that some of them have most of. */
+static tr_mpi_model *by_load(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, int k)
+{
+    tr_model_opts part = part_of(k);
     const tr_config *c = &tr_mpi_model_part(mm)->cfg;
     int64_t n = c->layers * c->experts;
     int64_t *load = (int64_t *)malloc((size_t)(n + 1) * sizeof *load);
@@ -220,15 +257,16 @@ static tr_mpi_model *by_load(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, const cha
     must(ctx, tr_mpi_map_by_load(ctx, &map, c, tr_mpi_group_of(m, TR_MPI_IN_STAGE).n, load, 2),
          "map");
     tr_mpi_model_close(mm);
-    must(ctx, tr_mpi_model_open(m, &mm, dir, NULL, &map), dir);
+    must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, &part, &map), models[k].dir);
     tr_mpi_map_free(ctx, &map);
     free(load);
     return mm;
 }
 
-static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile, tr_golden *want,
-                       prompt *p)
+static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile, tr_model *front,
+                       tr_golden *want, prompt *p)
 {
+    tr_model_opts part = part_of(k);
     tr_mpi_opts o;
     tr_mpi *m;
     tr_mpi_model *mm;
@@ -241,7 +279,7 @@ static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile,
     o.segment = 3000;
     must(ctx, tr_mpi_new(ctx, &m, MPI_COMM_WORLD, &o), "tr_mpi_new");
     rank = tr_mpi_rank(m);
-    must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, NULL, NULL), models[k].dir);
+    must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, &part, NULL), models[k].dir);
     for (int b = 0; b < (tr_mpi_size(m) > 3 ? BATCHES - 1 : BATCHES); b++) {
         const tr_config *c = &tr_mpi_model_part(mm)->cfg;
         tr_golden got;
@@ -249,14 +287,16 @@ static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile,
         either e;
         memset(&e, 0, sizeof e);
         if (b == BATCHES - 1) {
-            mm = by_load(ctx, m, mm, models[k].dir);
+            mm = by_load(ctx, m, mm, k);
             c = &tr_mpi_model_part(mm)->cfg;
         }
         golden_new(ctx, &got, &p[b]);
         ro = opts_of(ctx, c, &p[b], &got, profile);
         must(ctx, tr_mpi_run_new(m, &e.many, mm, &ro), "tr_mpi_run_new");
+        e.front = front_new(ctx, front, &p[b], profile);
         must(ctx, go(&e, &p[b]), tr_mpi_layout_str(l, text));
         tr_mpi_run_free(e.many);
+        tr_run_free(e.front);
         if (!rank) bad += differ(&want[b], &got, tr_mpi_layout_str(l, text));
         tr_golden_free(ctx, &got);
     }
@@ -275,6 +315,98 @@ static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile,
     else passed++;
 }
 
+/* ---- What a caller does wrong with layers in part: each rank has the sentence. `rank`: that one
+ * alone does it, -1: all. */
+
+enum { ALL_WELL, NO_HIDDEN, FEW_SUMS, FEW_ROWS, NARROW_SUMS, OTHER_NUMBER, UNASKED, NO_LOGITS };
+
+static const struct { int what, rank; int64_t first, layers; const char *words; } wrong[] = {
+    { ALL_WELL,     -1, 5, 2, NULL },
+    { NO_HIDDEN,    -1, 5, 2, "layer 5 needs the hidden state that enters it" },
+    { NO_HIDDEN,     1, 5, 2, "layer 5 needs the hidden state that enters it" },
+    { FEW_SUMS,     -1, 5, 2, "layer 5 needs 2 block sums, not 1" },
+    { FEW_ROWS,     -1, 5, 2, "the hidden state given is not [5, 80]" },
+    { NARROW_SUMS,  -1, 5, 2, "the block sums given are not [2, 5, 80]" },
+    { OTHER_NUMBER,  1, 5, 2, "other batches of tokens or hidden states" },
+    { UNASKED,      -1, 0, 2, "layer 0 is entered by the embedding" },
+    { NO_LOGITS,    -1, 5, 2, "leads to; the model is open to layer 6" },
+    { ALL_WELL,     -1, 7, 3, "layers 7 to 9 were asked for" },
+    { ALL_WELL,      1, 5, 3, "rank 1 differs from rank 0 in the layers: 5 to 7; rank 0: 5 to 6" },
+    { ALL_WELL,     -1, 8, 1, "1 layer (8 to 8) cannot be dealt to" },
+};
+
+/* One call over all ranks with the mistake i. Two sequences; the numbers say nothing. */
+static tr_status err(tr_mpi *m, int i, int does)
+{
+    static float x[3 * 6 * 80];
+    static const int32_t ids[5] = { 1, 2, 3, 4, 5 };
+    static const int64_t T[2] = { 3, 2 };
+    tr_model_opts part;
+    tr_run_opts o = tr_run_opts_default();
+    tr_mpi_model *mm = NULL;
+    tr_mpi_run *r = NULL;
+    tr_hidden in;
+    tr_batch b;
+    tr_status s;
+    int what = does ? wrong[i].what : ALL_WELL;
+    int32_t id[2];
+    b.B = o.B = 2;
+    b.T = T;
+    b.ids = ids;
+    memset(&part, 0, sizeof part);
+    part.first = wrong[i].first;
+    part.layers = does || wrong[i].what ? wrong[i].layers : 2;
+    for (int k = 0; k < 3 * 6 * 80; k++) x[k] = (float)(k % 61) * 0.0625f - 1.5f;
+    if (what == OTHER_NUMBER) x[7] += 1;
+    in.h = tr_view2(x, TR_F32, what == FEW_ROWS ? 4 : 5, 80);
+    in.snaps = tr_view3(x + 400, TR_F32, 2, 5, what == NARROW_SUMS ? 79 : 80);
+    in.n = what == FEW_SUMS ? 1 : 2;
+    s = tr_mpi_model_open(m, &mm, GOLDEN "kimi_k3/text-a", &part, NULL);
+    if (s == TR_OK) s = tr_mpi_run_new(m, &r, mm, &o);
+    if (s == TR_OK) s = tr_mpi_forward(r, &b, what == NO_HIDDEN ? NULL : &in);
+    if (s == TR_OK && what == NO_LOGITS) s = tr_mpi_next(r, id);
+    if (s == TR_OK) s = tr_mpi_agree(m, s);         /* who did no wrong hears of it here at last */
+    tr_mpi_run_free(r);
+    tr_mpi_model_close(mm);
+    return s;
+}
+
+static void mistakes(void)
+{
+    for (int i = 0; i < (int)(sizeof wrong / sizeof *wrong); i++) {
+        tr_ctx_opts threads;
+        tr_mpi_opts o;
+        tr_mpi *m;
+        tr_ctx *ctx;                    /* stays: a tr_mpi that failed keeps what it has */
+        tr_status s;
+        int n, rank, fine, all;
+        MPI_Comm_size(MPI_COMM_WORLD, &n);
+        MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+        if (n <= wrong[i].rank || (n == 1 && wrong[i].first == 8)) continue;
+        memset(&threads, 0, sizeof threads);
+        threads.threads = 1;
+        if (tr_ctx_new(&ctx, &threads) != TR_OK) MPI_Abort(MPI_COMM_WORLD, 2);
+        memset(&o, 0, sizeof o);
+        if (wrong[i].first == 8) o.layout.pp = n;
+        else o.layout.ep = n;
+        o.deadline = 20;
+        must(ctx, tr_mpi_new(ctx, &m, MPI_COMM_WORLD, &o), "tr_mpi_new");
+        s = err(m, i, wrong[i].rank < 0 || wrong[i].rank == rank);
+        fine = wrong[i].words ? s != TR_OK && strstr(tr_err_last(ctx), wrong[i].words) != NULL
+                              : s == TR_OK;
+        if (!fine)
+            printf("  rank %d: \"%s\", expected \"%s\"\n", rank, s ? tr_err_last(ctx) : "",
+                   wrong[i].words ? wrong[i].words : "");
+        tr_mpi_free(m);
+        MPI_Allreduce(&fine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+        if (all) passed += !rank;
+        else failed += !rank;
+        if (!rank) printf("%s %-16s %s\n", all ? "ok" : "FAILED", "mistakes",
+                          wrong[i].words ? wrong[i].words : "none");
+    }
+    fflush(stdout);
+}
+
 static int wanted(const char *arg, const char *name)
 {
     return !arg || !strcmp(arg, "all") || !strcmp(arg, name);
@@ -290,25 +422,32 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     memset(&o, 0, sizeof o);
     o.threads = argc > 3 ? atoi(argv[3]) : 1;
+    if (argc > 1 && !strcmp(argv[1], "mistakes")) mistakes();
     if (tr_ctx_new(&ctx, &o) != TR_OK) return 2;
     for (int k = 0; k < MODELS; k++) {
         const char *profile = argc > 4 ? argv[4] : "exact";
         tr_golden want[BATCHES];
         prompt p[BATCHES];
-        tr_model *m;
+        tr_model_opts part = part_of(k);
+        tr_model *m, *front = NULL;
         if (!wanted(argc > 1 ? argv[1] : NULL, models[k].name)) continue;
-        must(ctx, tr_model_open(ctx, &m, models[k].dir, NULL), models[k].dir);
+        must(ctx, tr_model_open(ctx, &m, models[k].dir, &part), models[k].dir);
+        part.layers = part.first;
+        part.first = 0;
+        if (part.layers) must(ctx, tr_model_open(ctx, &front, models[k].dir, &part), "front");
         for (int b = 0; b < BATCHES; b++) {
             either e;
             tr_run_opts ro;
             memset(&e, 0, sizeof e);
-            prompt_new(ctx, &p[b], &m->cfg, b);
+            prompt_new(ctx, &p[b], m, b);
             golden_new(ctx, &want[b], &p[b]);
             if (rank) continue;
             ro = opts_of(ctx, &m->cfg, &p[b], &want[b], profile);
             must(ctx, tr_run_new(ctx, &e.one, m, &ro), "tr_run_new");
+            e.front = front_new(ctx, front, &p[b], profile);
             must(ctx, go(&e, &p[b]), "one rank");
             tr_run_free(e.one);
+            tr_run_free(e.front);
         }
         for (int pp = 1; pp <= n; pp++)
             for (int tp = 1; tp <= n; tp++)
@@ -319,14 +458,15 @@ int main(int argc, char **argv)
                     l.tp = tp;
                     l.ep = ep;
                     l.cp = n / (pp * tp * ep);
-                    if (!l.cp || pp * tp * ep * l.cp != n || pp > m->cfg.layers) continue;
+                    if (!l.cp || pp * tp * ep * l.cp != n || pp > m->layers) continue;
                     if (!wanted(argc > 2 ? argv[2] : NULL, tr_mpi_layout_str(l, text))) continue;
-                    run_layout(ctx, k, l, profile, want, p);
+                    run_layout(ctx, k, l, profile, front, want, p);
                 }
         for (int b = 0; b < BATCHES; b++) {
             tr_golden_free(ctx, &want[b]);
             free(p[b].pixels);
         }
+        tr_model_close(front);
         tr_model_close(m);
     }
     tr_ctx_free(ctx);

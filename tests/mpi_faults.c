@@ -85,12 +85,12 @@ static tr_status job(tr_mpi *m, tr_mpi_model *mm, fault *f)
             w[3] = (float)NAN;
         }
     }
-    if (s == TR_OK) s = tr_mpi_forward(r, &b);
+    if (s == TR_OK) s = tr_mpi_forward(r, &b, NULL);
     for (int i = 0; s == TR_OK && i < 4; i++) {
         s = tr_mpi_next(r, id);
         for (int k = 0; k < 4; k++) T[k] = 1;
         b.ids = id;
-        if (s == TR_OK) s = tr_mpi_forward(r, &b);
+        if (s == TR_OK) s = tr_mpi_forward(r, &b, NULL);
     }
     if (s == TR_OK) s = tr_mpi_next(r, id);
     if (s == TR_OK && !tr_mpi_rank(m)) printf("%d %d %d %d\n", id[0], id[1], id[2], id[3]);

@@ -74,9 +74,32 @@ golden 'Llama 3' '2:pp=2 4:tp=2,ep=2' $F/llama3 --ids $F/llama3/expected.safeten
 golden 'in binary64' '2:ep=2' $F/deepseek_v3 --ids $F/deepseek_v3/expected.safetensors \
     --profile oracle
 
-# ---- The same ids
+# ---- Layers in part
 
 printf '%s\n' '1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17' '42' '9 8 7 6 5' > $W/ids.txt
+$T golden $K/text-a --ids $W/ids.txt -o $W/k3.st 2> /dev/null
+$T golden $F/deepseek_v3 --ids $W/ids.txt -o $W/ds.st 2> /dev/null
+golden 'layers 5-8, two block sums' '1:ep=1 2:pp=2 2:tp=2 2:ep=2 2:cp=2 4:pp=2,cp=2' $K/text-a \
+    --ids $W/ids.txt --layers 5-8 --input $W/k3.st --tap '*' --chunk 7
+golden 'layers 4-6, short of the last' '2:pp=2 4:tp=2,ep=2' $K/text-a --ids $W/ids.txt \
+    --layers 4-6 --input $W/k3.st
+golden 'layers 0-2' '2:cp=2 3:pp=3' $K/text-a --ids $W/ids.txt --layers 0-2 --tap '*layers.*'
+golden 'layer 5 alone' '3:ep=3' $K/text-a --ids $W/ids.txt --layers 5 --input $W/k3.st
+golden 'DeepSeek-V3, layers 1-3' '2:ep=2 2:cp=2 3:pp=3 3:tp=3' $F/deepseek_v3 --ids $W/ids.txt \
+    --layers 1-3 --input $W/ds.st --chunk 3 --tap '*' --tap 'state.*'
+golden 'layers 1-2 in binary64' '2:pp=2' $F/deepseek_v3 --ids $W/ids.txt --layers 1-2 \
+    --input $W/ds.st --profile oracle
+$T golden $F/llama3 --ids $W/ids.txt -o $W/llama.st 2> /dev/null
+golden 'Llama 3, layers 2-3' '2:ep=2 2:tp=2' $F/llama3 --ids $W/ids.txt --layers 2-3 \
+    --input $W/llama.st
+$T golden $K/multimodal --ids $W/see.txt --image $K/multimodal/picture-0.png \
+    --image $K/multimodal/picture-1.png -o $W/see.st 2> /dev/null
+golden 'layers behind pictures' '2:ep=2' $K/multimodal --ids $W/see.txt \
+    --image $K/multimodal/picture-0.png --image $K/multimodal/picture-1.png --layers 2-3 \
+    --input $W/see.st
+
+# ---- The same ids
+
 for d in $K/text-c $F/deepseek_v3 $F/llama3; do
     $T run $d --ids $W/ids.txt -n 6 --chunk 5 > $W/one.ids 2> $W/err
     for l in 2:ep=2 3:cp=3 4:tp=2,pp=2; do
@@ -133,7 +156,25 @@ echo '1 99999999' > $W/wrong.txt
 gives 'ids that are none' 3 2 '99999999' run $F/llama3 --ids $W/wrong.txt -n 3
 gives 'a place that cannot be written' 2 2 "$W/nodir/x.st" golden $F/llama3 --ids $W/ids.txt \
     -o $W/nodir/x.st
-gives 'layers in part' 2 2 'one rank' golden $F/llama3 --ids $W/ids.txt -o $W/x.st --layers 0-0
+part="golden $K/text-a --ids $W/ids.txt -o $W/x.st --layers"
+gives 'layers without their input' 2 2 '--layers 3-4 --input layer 3' $part 3-4
+gives 'an input that is not there' 2 2 "$W/none.st" $part 3-4 --input $W/none.st
+gives 'an input of another model' 2 2 "$W/llama.st language_model.model.layers.4" $part 5-6 \
+    --input $W/llama.st
+gives 'layers that are not there' 2 2 'layers 7 to 9 0 to 8' $part 7-9 --input $W/k3.st
+gives 'more stages than these layers' 3 2 '2 layers (7 to 8) 3 stages' $part 7-8 \
+    --input $W/k3.st --layout pp=3
+echo '1 2' > $W/two.txt
+gives 'an input of another shape' 2 2 "$W/k3.st layers.4 [3, 17, [1, 2," golden $K/text-a \
+    --ids $W/two.txt -o $W/x.st --layers 5-6 --input $W/k3.st
+cp $W/k3.st $W/nan.st
+at=$(file_offset $W/nan.st language_model.model.layers.4)
+printf '\377\377\377\177' |             # of layer 4, sequence 0, token 6, element 0
+    dd of=$W/nan.st bs=1 seek=$((at + 6 * 80 * 4)) conv=notrunc 2> /dev/null
+for l in tp=2 cp=2; do
+    gives "an input with NaN, $l" 2 2 'layers.5.self_attn sequence 0, token 6, nan' $part 5-6 \
+        --input $W/nan.st --layout $l
+done
 gives 'a folder of rings that cannot be' 2 2 "$W/map.json/x" $R --rings $W/map.json/x
 
 echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]],\"01\":[[$even],[$odd]]}}" > $W/key.json

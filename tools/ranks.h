@@ -685,9 +685,8 @@ static void engine_open(app *a, engine *e, int64_t first, int64_t layers)
     int mapped;
     memset(e, 0, sizeof *e);
     memset(&o, 0, sizeof o);
-    if (first || layers)
-        die(a, "%s: --layers and --input are for one rank: `trillion %s`", a->cmd->name,
-            a->cmd->name);
+    o.first = first;
+    o.layers = layers;
     o.lenient = opt(a, "--lenient") != NULL;
     o.config = config_opts(a);
     mapped = experts_read(a, &map);
@@ -696,7 +695,8 @@ static void engine_open(app *a, engine *e, int64_t first, int64_t layers)
     a->quiet_warnings = 0;
     warnings_say(a, a->arg[0]);
     e->m = tr_mpi_model_part(e->mm);
-    e->layers = e->m->cfg.layers;
+    e->first = tr_mpi_stage_layers(e->mm, 0).begin;
+    e->layers = tr_mpi_stage_layers(e->mm, world_of(a)->layout.pp - 1).end - e->first;
 }
 
 static void engine_run(app *a, engine *e, const tr_run_opts *o)
@@ -712,9 +712,8 @@ static void engine_see(app *a, engine *e, const prompts *p)
 
 static void engine_forward(app *a, engine *e, const tr_batch *b, const tr_hidden *in)
 {
-    (void)in;
     for (int64_t s = 0; s < b->B; s++) world_of(a)->tokens += b->T[s];
-    must(a, tr_mpi_forward(e->r, b));
+    must(a, tr_mpi_forward(e->r, b, in));
 }
 
 static void engine_next(app *a, engine *e, const tr_batch *b, int32_t *id)

@@ -46,6 +46,7 @@
 #define PROGRAM_THREADS "what OpenMP offers"
 #define PROGRAM_RANKS 0
 #define PROGRAM_CODES ""
+#define PROGRAM_LAYERS ""
 #define PROGRAM_USE                                                                         \
     "What exactly should come out of each layer, and where does another engine differ?\n\n" \
     "  trillion audit   DIR\n"                                                             \
@@ -1221,6 +1222,9 @@ static _Noreturn void program_fail(app *a, const char *sentence)
     _exit(EXIT_UNUSABLE);               /* not exit: what stdout still holds is half an answer */
 }
 
+/* What rank 0 read, to all. */
+static void share(app *a, void *data, int64_t bytes) { (void)a; (void)data; (void)bytes; }
+
 static prompts engine_prompts(app *a) { return prompts_read(a); }
 
 static const tr_int_list *engine_eos(app *a, const tr_config *c)
@@ -2027,12 +2031,12 @@ static char *weights_sha256(app *a, const tr_shards *s, int sampled)
     return hex;
 }
 
-/* ---- Layers in part: what enters the first of them, from a golden. */
+/* ---- Layers in part: what enters the first of them, from a golden. Rank 0 alone may have it. */
 
 typedef struct entering {
     int64_t   n;                    /* block sums */
-    tr_view  *src;                  /* [1 + n] [B, T, D]: hidden state, block sums */
-    tr_view   buf;                  /* [1 + n, rows, D] */
+    tr_view  *src;                  /* [1 + n] [B, T, D]: hidden state, block sums; rank 0's */
+    tr_view   buf;                  /* [1 + n, rows, D]: room for the pieces */
     tr_hidden hidden;               /* of the piece in progress */
 } entering;
 
@@ -2058,39 +2062,46 @@ static tr_view entering_find(app *a, const tr_st *f, const char *name, const tr_
 
 /* The hidden state is what left layer first - 1. Block sum i is what entered its boundary layer,
  * the embedding for the first one; a boundary at `first` is pushed by that layer itself. */
-static void entering_open(app *a, entering *in, const char *path, const tr_model *m,
-                          const prompts *p, int64_t rows, tr_dtype act)
+static void entering_read(app *a, entering *in, const char *path, const tr_model *m,
+                          const prompts *p)
 {
     tr_st *f = (tr_st *)need(a, 1, sizeof *f);      /* stays open: src points into it */
-    int64_t D = m->cfg.hidden, shape[3];
     must(a, tr_st_open(a->ctx, f, path, 0));
-    in->n = tr_hidden_snaps(&m->cfg, m->first);
     in->src = (tr_view *)need(a, in->n + 1, sizeof *in->src);
     in->src[0] = entering_find(a, f, module_path(a, &m->cfg, m->first - 1), m, p);
     for (int64_t i = 0; i < in->n; i++)
         in->src[i + 1] = entering_find(a, f, module_path(a, &m->cfg, i * m->cfg.res_block - 1), m,
                                        p);
-    shape[0] = in->n + 1;
-    shape[1] = rows;
-    shape[2] = D;
-    in->buf = tr_view_of(need(a, shape[0] * rows * D, (size_t)tr_dtype_get(act)->bits / 8), act, 3,
-                         shape);
+}
+
+static void entering_open(app *a, entering *in, const char *path, const engine *e,
+                          const prompts *p, int64_t rows, tr_dtype act)
+{
+    const tr_config *c = &e->m->cfg;
+    in->n = tr_hidden_snaps(c, e->first);
+    in->buf = tr_view3(NULL, act, in->n + 1, rows, c->hidden);
+    in->buf.data = need(a, tr_view_numel(in->buf), (size_t)tr_dtype_get(act)->bits / 8);
+    if (program_leads(a)) entering_read(a, in, path, e->m, p);
+}
+
+/* The rows of a piece, sequence by sequence; x [1 + n, N, D]. */
+static void entering_fill(app *a, const entering *in, const piece *c, tr_view x)
+{
+    int64_t row = 0;
+    for (int64_t b = 0; b < c->p->B; b++)
+        for (int64_t t = 0; t < c->T[b]; t++, row++, program_alive(a))
+            for (int64_t i = 0; i <= in->n; i++)
+                must(a, tr_view_copy(a->ctx, tr_view_at(tr_view_at(x, i), row),
+                                     tr_view_at(tr_view_at(in->src[i], b), c->at + t)));
 }
 
 static const tr_hidden *entering_piece(app *a, entering *in, const piece *c)
 {
-    int64_t row = 0;
-    for (int64_t b = 0; b < c->p->B; b++)
-        for (int64_t t = 0; t < c->T[b]; t++, row++)
-            for (int64_t i = 0; i <= in->n; i++)
-                must(a, tr_view_copy(a->ctx, tr_view_at(tr_view_at(in->buf, i), row),
-                                     tr_view_at(tr_view_at(in->src[i], b), c->at + t)));
-    in->hidden.h = tr_view_slice(tr_view_at(in->buf, 0), 0, 0, row);
-    in->hidden.snaps = tr_view_none();
-    if (in->n) {
-        tr_view s = tr_view_slice(in->buf, 0, 1, in->n);
-        in->hidden.snaps = tr_view_slice(s, 1, 0, row);
-    }
+    tr_view x = tr_view3(in->buf.data, in->buf.dtype, in->n + 1, c->N, in->buf.shape[2]);
+    if (program_leads(a)) entering_fill(a, in, c, x);
+    share(a, x.data, tr_view_numel(x) * tr_dtype_get(x.dtype)->bits / 8);
+    in->hidden.h = tr_view_at(x, 0);
+    in->hidden.snaps = in->n ? tr_view_slice(x, 0, 1, in->n) : tr_view_none();
     in->hidden.n = in->n;
     return &in->hidden;
 }
@@ -2198,7 +2209,7 @@ static void golden_run(golden_job *j)
     o.globs = j->run_glob;
     o.n_globs = j->run_globs;
     if (e->first > 0)
-        entering_open(a, &in, opt(a, "--input"), e->m, &j->p, o.max_tokens, o.profile->act);
+        entering_open(a, &in, opt(a, "--input"), e, &j->p, o.max_tokens, o.profile->act);
     engine_run(a, e, &o);
     must(a, tr_golden_new(a->ctx, &j->out, j->p.B, j->p.len));
     must(a, tr_golden_new(a->ctx, &j->logits, j->p.B, j->p.len));
@@ -2334,7 +2345,7 @@ static const char golden_note[] =
     "  logits_sha256          of the logits' little-endian bytes, NaN canonical\n\n"
     "--input: the hidden state that enters layer A is the tap ...layers.(A-1). Where residuals\n"
     "are mixed from block sums, those are needed too: ...embed_tokens and, of every block\n"
-    "boundary b below A, ...layers.(b-1).\n\n"
+    "boundary b below A, ...layers.(b-1).\n" PROGRAM_LAYERS "\n"
     "Exit codes: 0 written; 2 not, and OUT is as it was.\n" PROGRAM_CODES;
 
 /* ============================================================================

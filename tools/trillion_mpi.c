@@ -16,6 +16,8 @@
 #define PROGRAM_CODES                                                                       \
     "Over ranks: 1 a rank was late, or MPI failed between them; a rank that a signal ended has\n" \
     "the launcher end all with a code of the launcher's, such as 137 after SIGKILL.\n"
+#define PROGRAM_LAYERS                                                                      \
+    "Over ranks the stages share layers A to B, and rank 0 alone reads FILE.\n"
 #define PROGRAM_THREADS "cores of a machine / ranks there"
 #define PROGRAM_OPTIONS                                                                     \
     { "--layout",   "L",    OPT_ONE,  "pp=2,tp=1,ep=4,cp=1 or part of it (default: ep=ranks)" }, \

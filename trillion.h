@@ -1400,7 +1400,8 @@ typedef struct tr_model_opts {
     int64_t first, layers;      /* open layers [first, first + layers); layers 0: to the end */
     int     lenient;            /* trailing bytes and holes in shards are warnings */
     int64_t part, parts;        /* of every matrix that part of `parts` of its rows; 0, 0: all */
-    const unsigned char *held;  /* [layers of the model, E]: 0 leaves an expert out; NULL: all */
+    const unsigned char *held;  /* [layers of the model, E]: 0 leaves an expert out, 2 binds its
+                                   shape and no memory; NULL: all are held */
     tr_config_opts config;
 } tr_model_opts;
 
@@ -1433,7 +1434,7 @@ typedef struct tr_model {
  * opts may be NULL: all layers. On failure *out is NULL, and the message names file, tensor or
  * key. A model may serve several runs, one after another; it must outlive them. With parts or
  * experts left out, a forward needs a table of operators that knows who has the rest: its matrices
- * are bands (tr_weight.row0, rows), and an expert that is not held has format NULL. */
+ * are bands (tr_weight.row0, rows), and an expert that is not held has format NULL, or q NULL. */
 TR_API tr_status tr_model_open(tr_ctx *ctx, tr_model **out, const char *dir,
                                const tr_model_opts *opts);
 /* A model without weights, for plans. Takes c over, also on failure. */
@@ -10589,6 +10590,7 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
     tr_weight *w = &ly->w[id];
     const tr_config *c = &b->m->cfg;
     size_t all = (q ? q->bytes : 0) + (s ? s->bytes : 0);
+    int held = e->expert < 0 || !b->held ? 1 : b->held[e->layer * c->experts + e->expert];
     if (e->spec->where == TR_AT_EXPERT) {
         tr_weight **list = &ly->expert[id - TR_W_EXPERT_GATE];
         if (!*list) {
@@ -10599,10 +10601,11 @@ static tr_status tri_bind_linear(tri_binder *b, tr_ctx *ctx, const tr_expected *
         w = &(*list)[e->expert];
     }
     ly->spec[id] = e->spec;
-    if (e->expert >= 0 && b->held && !b->held[e->layer * c->experts + e->expert]) return TR_OK;
-    TRI_TRY(tr_weight_of(ctx, w, f, q ? q->name : e->name, q ? q->view.data : NULL,
-                         s ? s->view.data : NULL, e->shape[0], e->params / e->shape[0],
-                         c->block_rows, c->block_cols));
+    if (!held) return TR_OK;
+    TRI_TRY(tr_weight_of(ctx, w, f, q ? q->name : e->name, q && held == 1 ? q->view.data : NULL,
+                         s && held == 1 ? s->view.data : NULL, e->shape[0],
+                         e->params / e->shape[0], c->block_rows, c->block_cols));
+    if (held != 1) return TR_OK;
     if (e->expert < 0) *w = tri_part_rows(b->m, ly, e->spec->id, w);
     b->bytes += (size_t)((double)all * (double)w->rows / (double)e->shape[0]);
     return TR_OK;
@@ -11462,7 +11465,7 @@ static tr_status tri_check_experts(tr_run *r, tr_layer *ly, tr_view offset)
     if (r->ops.dry) return TR_OK;
     for (int64_t e = 0; e < r->model->cfg.experts; e++)
         for (int k = 0; at[e] < at[e + 1] && k < 3; k++)
-            if (ly->expert[k][e].format) TRI_TRY(tri_check_weight(r, &ly->expert[k][e]));
+            if (ly->expert[k][e].q) TRI_TRY(tri_check_weight(r, &ly->expert[k][e]));
     return TR_OK;
 }
 

@@ -25,13 +25,14 @@
  *          +-----------------+   +-----------------+
  *           experts of a stage: dealt to all of its ranks, whatever their e, c and t
  *
- * CHAPTERS   (greppable by their tags; 6 to 9 have no functions of their own to call)
+ * CHAPTERS   (greppable by their tags; 5 and 7 to 10 have no functions of their own to call)
  *
- *      1 {mpi}     waiting, failing, agreeing          6 {rows}    values that ranks have in part
- *      2 {grid}    pp, tp, ep, cp on ranks             7 {cp}      a prompt's tokens over ranks
- *      3 {xfer}    bytes from rank to rank             8 {ep}      tokens to experts and back
- *      4 {map}     who holds which expert              9 {mops}    the table around the local one
- *      5 {load}    each rank opens its part           10 {mrun}    prompts, stages, taps
+ *      1 {mpi}     waiting, failing, agreeing          7 {rows}    values that ranks have in part
+ *      2 {grid}    pp, tp, ep, cp on ranks             8 {cp}      a prompt's tokens over ranks
+ *      3 {xfer}    bytes from rank to rank             9 {ep}      tokens to experts and back
+ *      4 {map}     who holds which expert             10 {mops}    the table around the local one
+ *      5 {fetch}   experts that come to tokens        11 {mrun}    prompts, stages, taps
+ *      6 {load}    each rank opens its part
  *
  * WHY NO LAYOUT CAN CHANGE A BIT
  *
@@ -58,8 +59,9 @@
  *     the end of a chain is named and not the one before it. A rank whose own work fails tells the
  *     others its sentence, and all return TR_ERR_PEER with it. After such an end the tr_mpi is
  *     good for tr_err_last and tr_mpi_free alone; programs print the sentence and call MPI_Abort.
- *     MPI_Init, MPI_Comm_dup in tr_mpi_new and MPI_Finalize are MPI's own waits: a program that
- *     must end there too needs a thread that watches (as the tool has).
+ *     MPI_Init, MPI_Finalize, MPI_Comm_dup in tr_mpi_new and windows, made and freed with a model
+ *     that fetches, are MPI's own waits: a program that must end there too needs a thread that
+ *     watches (as the tool has); events say when such a call begins.
  *
  * LICENSE   MIT, at the end of the file.
  */
@@ -98,6 +100,7 @@ typedef struct tr_mpi_layout { int pp, tp, ep, cp; } tr_mpi_layout;     /* 0 cou
     X(ROWS,     "rows")         /* tp: outputs gathered */                      \
     X(DISPATCH, "dispatch")     /* tokens to the ranks of their experts */      \
     X(COMBINE,  "combine")      /* and their answers */                         \
+    X(FETCH,    "fetch")        /* experts to the ranks of tokens */            \
     X(STAGE,    "stage")        /* pp: hidden state */                          \
     X(CONTEXT,  "context")      /* cp: keys, values, recurrent state */         \
     X(TAP,      "tap")          /* tapped values to rank 0 */
@@ -127,6 +130,7 @@ typedef struct tr_mpi_event {
     tr_mpi_event_kind kind;
     int         layer;          /* -1: outside the layers */
     int         peer;           /* -1: none */
+    int         blocks;         /* a call of MPI begins that waits by itself, to the next event */
     int         rank;           /* of a failure: whose it is, whoever tells it; else -1 */
     tr_mpi_cause cause;         /* of a failure */
     uint64_t    expected, arrived;      /* bytes of a wait */
@@ -171,7 +175,7 @@ TR_API tr_status tr_mpi_raise(tr_mpi *m, tr_status s);
 TR_API void      tr_mpi_alive(tr_mpi *m);
 
 typedef struct tr_mpi_count {
-    uint64_t messages, bytes;   /* sent */
+    uint64_t messages, bytes;   /* sent; fetched, of TR_MPI_FETCH */
     double   waited;            /* seconds in which nothing else was done */
 } tr_mpi_count;
 TR_API tr_mpi_count tr_mpi_counted(const tr_mpi *m, tr_mpi_kind k);     /* (here) since m is */
@@ -231,13 +235,16 @@ TR_API tr_status tr_mpi_gather(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, co
  * 4. Maps of experts {map}
  *
  * Who holds which expert. Every rank of a stage is a place; a token goes to one place for each of
- * its experts, and comes back.
+ * its experts, and comes back; or an expert that many tokens want comes to them.
  * ========================================================================= */
 
 typedef struct tr_mpi_map {
     int64_t layers, experts;    /* of the model */
     int     places;             /* ranks of a stage */
     unsigned char *held;        /* [places, layers, experts] 1: held there; owned */
+    int64_t fetch;              /* tokens of a rank and call from which on an expert that it does
+                                   not hold is fetched for them; 0: never */
+    int64_t keep;               /* fetched experts that a rank keeps, those used last; at least 1 */
 } tr_mpi_map;
 
 /* (here) even: expert e at place e places / experts, so that neighbours share a place.
@@ -246,8 +253,10 @@ typedef struct tr_mpi_map {
  *   tokens counted; an expert of load 0 counts as one token.
  * read: JSON, {"places": S, "layers": {"1": [[0, 1], [2, 3]], ..}}: of a layer, the experts of each
  *   place; "*" stands for all layers that are not named.
- * check: every expert of every layer with experts somewhere, none twice in a list, all below E.
- * On failure *out is empty, which may be freed. */
+ * check: every expert of every layer with experts somewhere, none twice in a list, all below E;
+ *   TR_ERR_ARG if what is fetched cannot be kept.
+ * Maps are made with fetch 0: set it before the model is opened. On failure *out is empty, which
+ * may be freed. */
 TR_API tr_status tr_mpi_map_even   (tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places);
 TR_API tr_status tr_mpi_map_by_load(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int places,
                                     const int64_t *load, int spare);
@@ -257,7 +266,7 @@ TR_API tr_status tr_mpi_map_check  (tr_ctx *ctx, const tr_mpi_map *map, const tr
 TR_API void      tr_mpi_map_free   (tr_ctx *ctx, tr_mpi_map *map);
 
 /* ============================================================================
- * 5. The model over ranks {load}
+ * 6. The model over ranks {load}
  *
  * Each rank opens the layers of its stage, its rows of every matrix, its experts.
  * ========================================================================= */
@@ -272,14 +281,15 @@ typedef struct tr_mpi_model tr_mpi_model;
  *   TR_ERR_ARG     less layers than stages; a map of other places */
 TR_API tr_status tr_mpi_model_open (tr_mpi *m, tr_mpi_model **out, const char *dir,
                                     const tr_model_opts *opts, const tr_mpi_map *map);
-TR_API void      tr_mpi_model_close(tr_mpi_model *mm);              /* (here) NULL is allowed */
+/* (here), or (all) if its map fetches: others may still read here. NULL is allowed. */
+TR_API void      tr_mpi_model_close(tr_mpi_model *mm);
 TR_API tr_model *tr_mpi_model_part (const tr_mpi_model *mm);        /* (here) this rank's part */
 /* (here) Layers of a stage, [begin, end); of all stages together from that of the first to that of
  * the last. */
 TR_API tr_range  tr_mpi_stage_layers(const tr_mpi_model *mm, int stage);
 
 /* ============================================================================
- * 10. Running {mrun}
+ * 11. Running {mrun}
  *
  * Every rank sees all prompts and computes its part of them.
  * ========================================================================= */
@@ -381,9 +391,10 @@ typedef struct tri_mpi_peer {
     tri_mpi_alarm alarm[2];  MPI_Request alarm_req[2];  /* to it, on their way; 1: FAIL */
 } tri_mpi_peer;
 
-/* One message under way. */
+/* One message under way, or memory of the peer that is being read. */
 typedef struct tri_mpi_msg {
     int      peer, tag, sends, begun, finished;
+    MPI_Win  window;  MPI_Aint there;       /* read from there; MPI_WIN_NULL: a message */
     uint64_t bytes, done;                   /* of its data */
     unsigned char *data;
     int      layer;  tr_mpi_kind kind;  uint64_t call;  char step[TRI_MPI_STEP];
@@ -404,7 +415,7 @@ typedef enum tri_mpi_buf_id {
     TRI_MPI_BUF_A, TRI_MPI_BUF_B, TRI_MPI_BUF_C, TRI_MPI_BUF_LISTS,
     TRI_MPI_BUF_GATES, TRI_MPI_BUF_UPS, TRI_MPI_BUF_OUT_PAIRS, TRI_MPI_BUF_IN_PAIRS,
     TRI_MPI_BUF_SLOTS, TRI_MPI_BUF_OUT_ROWS, TRI_MPI_BUF_IN_ROWS, TRI_MPI_BUF_ANSWERS,
-    TRI_MPI_BUF_COUNT
+    TRI_MPI_BUF_FETCHED, TRI_MPI_BUF_COUNT
 } tri_mpi_buf_id;
 
 typedef struct tri_mpi_buf { void *p; size_t cap; } tri_mpi_buf;
@@ -443,6 +454,7 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
 {
     tr_mpi_event e;
     if (!m->opts.event) return;
+    memset(&e, 0, sizeof e);
     e.kind = kind;
     e.layer = m->layer;
     e.peer = peer;
@@ -451,6 +463,19 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
     e.expected = expected;
     e.arrived = arrived;
     e.text = text;
+    m->opts.event(m->opts.event_user, &e);
+}
+
+/* A call of MPI that waits as long as it takes begins; the next event ends it. */
+static void tri_mpi_blocks(tr_mpi *m, const char *call)
+{
+    tr_mpi_event e;
+    if (!m->opts.event) return;
+    memset(&e, 0, sizeof e);
+    e.kind = TR_MPI_EVENT_STEP;
+    e.layer = e.peer = e.rank = -1;
+    e.blocks = 1;
+    e.text = call;
     m->opts.event(m->opts.event_user, &e);
 }
 
@@ -592,11 +617,11 @@ static tr_status tri_mpi_listen(tr_mpi *m)
 
 /* ---- one message ---------------------------------------------------------- */
 
-static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char *step,
-                              const tr_mpi_part *p, tri_mpi_msg **out)
+/* A message out of the pool, about nothing yet. */
+static tr_status tri_mpi_new_msg(tr_mpi *m, tr_mpi_kind kind, const char *step,
+                                 const tr_mpi_part *p, tri_mpi_msg **out)
 {
     tri_mpi_msg *x;
-    uint32_t *n = sends ? &m->peer[p->peer].sent : &m->peer[p->peer].got;
     *out = NULL;
     if (m->failed) return TR_ERR_PEER;
     if (m->msgs == m->msg_cap) {
@@ -613,9 +638,8 @@ static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char
     }
     x = m->msg[m->msgs++];
     x->peer = p->peer;
-    x->tag = (int)((*n)++ % TRI_MPI_TAGS);
-    x->sends = sends;
-    x->begun = x->finished = 0;
+    x->tag = x->sends = x->begun = x->finished = 0;
+    x->window = MPI_WIN_NULL;
     x->bytes = p->bytes;
     x->done = 0;
     x->data = (unsigned char *)p->data;
@@ -624,11 +648,37 @@ static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char
     x->call = m->call;
     snprintf(x->step, sizeof x->step, "%s", step);
     x->req = MPI_REQUEST_NULL;
-    if (sends) {
-        m->count[kind].messages++;
-        m->count[kind].bytes += p->bytes;
-    }
     *out = x;
+    return TR_OK;
+}
+
+static void tri_mpi_count_one(tr_mpi *m, const tri_mpi_msg *x)
+{
+    m->count[x->kind].messages++;
+    m->count[x->kind].bytes += x->bytes;
+}
+
+static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char *step,
+                              const tr_mpi_part *p, tri_mpi_msg **out)
+{
+    uint32_t *n = sends ? &m->peer[p->peer].sent : &m->peer[p->peer].got;
+    TRI_MPI_TRY(tri_mpi_new_msg(m, kind, step, p, out));
+    (*out)->tag = (int)((*n)++ % TRI_MPI_TAGS);
+    (*out)->sends = sends;
+    if (sends) tri_mpi_count_one(m, *out);
+    return TR_OK;
+}
+
+/* Reads what lies at address `there` of the peer, which does nothing for it. */
+static tr_status tri_mpi_post_get(tr_mpi *m, tr_mpi_kind kind, const char *step,
+                                  const tr_mpi_part *p, MPI_Win window, MPI_Aint there,
+                                  tri_mpi_msg **out)
+{
+    TRI_MPI_TRY(tri_mpi_new_msg(m, kind, step, p, out));
+    (*out)->window = window;
+    (*out)->there = there;
+    (*out)->begun = 2;                      /* no head goes before it */
+    tri_mpi_count_one(m, *out);
     return TR_OK;
 }
 
@@ -700,9 +750,14 @@ static tr_status tri_mpi_begin(tr_mpi *m, tri_mpi_msg *x)
         return tri_mpi_check(m, code, x->step);
     }
     n = x->bytes - x->done < m->opts.segment ? (size_t)(x->bytes - x->done) : m->opts.segment;
-    if (x->sends) code = MPI_Isend(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm,
-                                   &x->req);
-    else code = MPI_Irecv(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
+    if (x->window != MPI_WIN_NULL)
+        code = MPI_Rget(x->data + x->done, (int)n, MPI_BYTE, x->peer,
+                        MPI_Aint_add(x->there, (MPI_Aint)x->done), (int)n, MPI_BYTE, x->window,
+                        &x->req);
+    else if (x->sends)
+        code = MPI_Isend(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
+    else
+        code = MPI_Irecv(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
     x->done += n;
     return tri_mpi_check(m, code, x->step);
 }
@@ -894,9 +949,10 @@ static void tri_mpi_flush(tr_mpi *m)
     for (int i = 0; m->peer && i < 2 * m->size; i++) {
         MPI_Request *req = &m->peer[i / 2].alarm_req[i % 2];
         int sent = 0;
+        MPI_Test(req, &sent, MPI_STATUS_IGNORE);
         while (!sent && MPI_Wtime() < end) {
+            tri_mpi_sleep();
             MPI_Test(req, &sent, MPI_STATUS_IGNORE);
-            if (!sent) tri_mpi_sleep();
         }
         if (!sent) MPI_Request_free(req);
     }
@@ -1389,6 +1445,9 @@ tr_status tr_mpi_map_read(tr_ctx *ctx, tr_mpi_map *out, const tr_config *c, int 
 
 tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *c)
 {
+    if (map->fetch < 0 || (map->fetch && (map->keep < 1 || map->keep > INT_MAX)))
+        return tr_fail(ctx, TR_ERR_ARG, "experts that %lld tokens want are to be fetched, and %lld "
+                       "of them kept", (long long)map->fetch, (long long)map->keep);
     if (map->layers != c->layers || map->experts != c->experts || map->places < 1)
         return tr_fail(ctx, TR_ERR_SHAPE, "a map of %lld layers of %lld experts at %d places; the "
                        "model has %lld of %lld", (long long)map->layers, (long long)map->experts,
@@ -1404,8 +1463,318 @@ tr_status tr_mpi_map_check(tr_ctx *ctx, const tr_mpi_map *map, const tr_config *
     return TR_OK;
 }
 
+/* The place that serves `me` with an expert of a layer: itself if it can, else the holders in
+ * turn. */
+static int tri_mpi_server(const tr_mpi_map *map, int64_t layer, int64_t e, int me, int64_t turn)
+{
+    int found = 0, k;
+    if (tri_mpi_held_at(map, me, layer)[e]) return me;
+    for (int s = 0; s < map->places; s++) found += tri_mpi_held_at(map, s, layer)[e] != 0;
+    k = found ? (int)((turn + me) % found) : 0;
+    for (int s = 0; s < map->places; s++)
+        if (tri_mpi_held_at(map, s, layer)[e] && k-- == 0) return s;
+    return me;
+}
+
 /* ============================================================================
- * 5. The model over ranks {load}
+ * 5. Experts that come to tokens {fetch}
+ *
+ * A token travels to its expert and back with two rows; an expert travels with all of its weights,
+ * once, and may stay. Where many tokens of a rank want an expert of another one, it is cheaper to
+ * fetch it, and its holder has nothing to do for it.
+ *
+ *     opened      each rank lets the others read the files that its experts lie in, and tells where
+ *                 each of them is; all try it
+ *     fetched     MPI_Rget, begun and asked for like any other message: no lock that somebody waits
+ *                 for, and a deadline
+ *     kept        the last map.keep of them; the one that was not used for longest makes room
+ *
+ * Traps. Only the one who fetches knows of it: what is read must stay mapped until all have said
+ * that they read no more. An address is one of the other rank's. MPI may allow few regions in a
+ * window (Open MPI over shared memory or InfiniBand: 64), so they are spread over several. The
+ * first MPI_Rget from a rank may wait, in the call itself, for that rank to help (Open MPI over
+ * messages): it is done when the model is opened, where somebody may watch.
+ * ========================================================================= */
+
+enum { TRI_MPI_REGIONS = 32 };              /* of a window */
+
+/* Where a matrix lies at its holder: elements, scales (region -1: it has none). */
+typedef struct tri_mpi_spot { MPI_Aint at[2]; int32_t region[2]; } tri_mpi_spot;
+
+typedef struct tri_mpi_far {                /* an expert of another place */
+    tri_mpi_spot w[3];
+    int64_t rank;                           /* its holder */
+} tri_mpi_far;
+
+typedef struct tri_mpi_kept {
+    int64_t   layer, expert;                /* -1: empty */
+    uint64_t  used;                         /* when last */
+    int       wanted;                       /* on its way, or about to compute: stays */
+    tri_mpi_msg *x[6];  int n;              /* on their way */
+    tr_weight w[3];
+    tri_mpi_buf buf;
+} tri_mpi_kept;
+
+typedef struct tri_mpi_afar {
+    tr_mpi   *m;
+    const tr_model *part;
+    const tr_mpi_map *map;
+    MPI_Win  *window;  int windows;
+    unsigned char *attached;                /* [regions] */
+    int       regions;                      /* two a file: what is mapped, and what is a copy */
+    tri_mpi_far *far;                       /* [layers, E] of the stage */
+    tri_mpi_kept *kept;                     /* [keep] */
+    uint64_t  clock;
+} tri_mpi_afar;
+
+/* The region that p lies in, open to the others from now on. */
+static tr_status tri_mpi_region(tri_mpi_afar *f, const void *p, int32_t *out)
+{
+    for (int r = 0; r < f->regions; r++) {
+        const tr_st *file = &f->part->shards.file[r / 2];
+        unsigned char *base = r % 2 ? file->copy : file->map;
+        size_t bytes = r % 2 ? file->copied : file->map_bytes;
+        if (!base || (const unsigned char *)p < base ||
+            (const unsigned char *)p >= base + bytes) continue;
+        *out = r;
+        if (f->attached[r]) return TR_OK;
+        f->attached[r] = 1;
+        return tri_mpi_check(f->m, MPI_Win_attach(f->window[r / TRI_MPI_REGIONS], base,
+                                                   (MPI_Aint)bytes), "MPI_Win_attach");
+    }
+    return tr_fail(f->m->ctx, TR_ERR_FORMAT, "an expert lies in no file of %s",
+                   f->part->shards.dir);
+}
+
+/* Where this rank's own experts lie. */
+static tr_status tri_mpi_tell_where(tri_mpi_afar *f, tri_mpi_far *own)
+{
+    int64_t E = f->part->cfg.experts;
+    for (int64_t i = 0; i < f->part->layers * E; i++)
+        for (int k = 0; k < 3; k++) {
+            const tr_weight *list = f->part->layer[i / E].expert[k], *w;
+            tri_mpi_spot *l = &own[i].w[k];
+            if (!list || !list[i % E].q) continue;
+            w = &list[i % E];
+            l->region[1] = -1;
+            MPI_Get_address(w->q, &l->at[0]);
+            TRI_MPI_TRY(tri_mpi_region(f, w->q, &l->region[0]));
+            if (!w->s) continue;
+            MPI_Get_address(w->s, &l->at[1]);
+            TRI_MPI_TRY(tri_mpi_region(f, w->s, &l->region[1]));
+        }
+    return TR_OK;
+}
+
+/* Reads a byte of each window of a place, where `at` says that its experts are. */
+static tr_status tri_mpi_try_windows(tri_mpi_afar *f, const tri_mpi_far *at, int place)
+{
+    tr_mpi *m = f->m;
+    int64_t E = f->part->cfg.experts;
+    unsigned char *tried, byte;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS, (size_t)f->windows, &p));
+    tried = (unsigned char *)p;
+    memset(tried, 0, (size_t)f->windows);
+    for (int64_t i = 0; i < f->part->layers * E; i++)
+        for (int k = 0; k < 6; k++) {
+            const tri_mpi_spot *spot = &at[i].w[k / 2];
+            int window = spot->region[k % 2] / TRI_MPI_REGIONS;
+            tri_mpi_msg *x;
+            tr_mpi_part part;
+            if (!tri_mpi_held_at(f->map, place, f->part->first + i / E)[i % E] ||
+                spot->region[k % 2] < 0 || tried[window]) continue;
+            tried[window] = 1;
+            part.peer = tr_mpi_group_of(m, TR_MPI_IN_STAGE).first + place;
+            part.data = &byte;
+            part.bytes = 1;
+            TRI_MPI_TRY(tri_mpi_post_get(m, TR_MPI_CONTROL, "first read of experts", &part,
+                                         f->window[window], spot->at[k % 2], &x));
+            tri_mpi_blocks(m, "MPI_Rget");
+            TRI_MPI_TRY(tri_mpi_wait(m, &x, 1));
+        }
+    return TR_OK;
+}
+
+/* One window after the other, and where everything lies, place by place. */
+static tr_status tri_mpi_windows(tri_mpi_afar *f)
+{
+    tr_mpi *m = f->m;
+    tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
+    int64_t E = f->part->cfg.experts, n = f->part->layers * E;
+    tri_mpi_far *own, *theirs;
+    tr_status s = TR_OK;
+    void *p;
+    for (; s == TR_OK && f->windows * TRI_MPI_REGIONS < f->regions; f->windows++) {
+        MPI_Win *w = &f->window[f->windows];
+        tri_mpi_blocks(m, "MPI_Win_create_dynamic");
+        s = tri_mpi_check(m, MPI_Win_create_dynamic(MPI_INFO_NULL, m->comm, w),
+                          "MPI_Win_create_dynamic");
+        if (s == TR_OK) MPI_Win_set_errhandler(*w, MPI_ERRORS_RETURN);
+        if (s == TR_OK)
+            s = tri_mpi_check(m, MPI_Win_lock_all(MPI_MODE_NOCHECK, *w), "MPI_Win_lock_all");
+    }
+    if (s != TR_OK) return tr_mpi_raise(m, s);      /* who has which windows is not known */
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A, 2 * (size_t)n * sizeof *own, &p));
+    own = (tri_mpi_far *)p;
+    theirs = own + n;
+    if (n) memset(own, 0, (size_t)n * sizeof *own);
+    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_tell_where(f, own)));
+    for (int place = 0; place < stage.n; place++) {
+        tri_mpi_far *at = place == stage.me ? own : theirs;
+        TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_IN_STAGE, TR_MPI_CONTROL, "where experts lie", place,
+                                 at, (uint64_t)n * sizeof *at));
+        for (int64_t i = 0; place != stage.me && i < n; i++) {
+            int64_t layer = f->part->first + i / E;
+            if (!tri_mpi_has_experts(&f->part->cfg, layer) ||
+                tri_mpi_server(f->map, layer, i % E, stage.me, 0) != place) continue;
+            f->far[i] = at[i];
+            f->far[i].rank = stage.first + place;
+        }
+        if (place != stage.me) TRI_MPI_TRY(tri_mpi_try_windows(f, theirs, place));
+    }
+    tri_mpi_event(m, TR_MPI_EVENT_STEP, "windows open", -1, 0, 0);
+    return TR_OK;
+}
+
+static tr_status tri_mpi_afar_room(tri_mpi_afar *f)
+{
+    tr_ctx *ctx = f->m->ctx;
+    size_t regions = 2 * (size_t)f->part->shards.files;
+    size_t windows = (regions + TRI_MPI_REGIONS - 1) / TRI_MPI_REGIONS;
+    void *p;
+    if (regions > INT_MAX)
+        return tr_fail(ctx, TR_ERR_RANGE, "%s: too many shards to fetch experts from",
+                       f->part->shards.dir);
+    f->regions = (int)regions;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, windows * sizeof *f->window));
+    f->window = (MPI_Win *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, regions));
+    f->attached = (unsigned char *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)(f->part->layers * f->map->experts) * sizeof *f->far));
+    f->far = (tri_mpi_far *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)f->map->keep * sizeof *f->kept));
+    f->kept = (tri_mpi_kept *)p;
+    for (int64_t i = 0; i < f->map->keep; i++) f->kept[i].layer = f->kept[i].expert = -1;
+    return TR_OK;
+}
+
+/* (all) Nothing if there is nothing to fetch. part and map outlive it. */
+static tr_status tri_mpi_afar_open(tr_mpi *m, tri_mpi_afar *f, const tr_model *part,
+                                   const tr_mpi_map *map)
+{
+    if (!map->fetch || map->places == 1) return TR_OK;
+    f->m = m;
+    f->part = part;
+    f->map = map;
+    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_afar_room(f)));
+    return tri_mpi_windows(f);
+}
+
+/* (all) When all are here nobody reads any more. */
+static tr_status tri_mpi_afar_close(tri_mpi_afar *f)
+{
+    if (!f->m) return TR_OK;
+    if (f->windows) TRI_MPI_TRY(tr_mpi_agree(f->m, TR_OK));
+    for (int i = 0; i < f->windows; i++) {
+        tri_mpi_blocks(f->m, "MPI_Win_free");
+        MPI_Win_unlock_all(f->window[i]);
+        MPI_Win_free(&f->window[i]);
+    }
+    if (f->windows) tri_mpi_event(f->m, TR_MPI_EVENT_STEP, "windows freed", -1, 0, 0);
+    for (int64_t i = 0; f->kept && i < f->map->keep; i++) tr_free(f->m->ctx, f->kept[i].buf.p);
+    tr_free(f->m->ctx, f->window);
+    tr_free(f->m->ctx, f->attached);
+    tr_free(f->m->ctx, f->far);
+    tr_free(f->m->ctx, f->kept);
+    return TR_OK;
+}
+
+/* ---- one expert -------------------------------------------------------------- */
+
+/* Begins to read the elements or the scales (which 0, 1) of matrix k to p; bytes 0: there are
+ * none. */
+static tr_status tri_mpi_fetch_part(tri_mpi_afar *f, tri_mpi_kept *x, const tri_mpi_far *far, int k,
+                                    int which, void *p, size_t bytes)
+{
+    tr_mpi_part part;
+    int moved = 0;
+    int32_t region = far->w[k].region[which];
+    if (!bytes) return TR_OK;
+    if (region < 0 || region >= f->regions)
+        return tr_fail(f->m->ctx, TR_ERR_PEER, "rank %lld does not say where its scales of %s "
+                       "are", (long long)far->rank, x->w[k].name);
+    part.peer = (int)far->rank;
+    part.data = p;
+    part.bytes = bytes;
+    TRI_MPI_TRY(tri_mpi_post_get(f->m, TR_MPI_FETCH, "expert fetched", &part,
+                                 f->window[region / TRI_MPI_REGIONS], far->w[k].at[which],
+                                 &x->x[x->n]));
+    return tri_mpi_push(f->m, x->x[x->n++], &moved);
+}
+
+/* Begins to read all of expert e of a layer of this part into x. */
+static tr_status tri_mpi_fetch(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kept *x)
+{
+    const tri_mpi_far *far = &f->far[l * f->part->cfg.experts + e];
+    tr_ctx *ctx = f->m->ctx;
+    size_t q[3], s[3], all = 0;
+    unsigned char *at;
+    void *p;
+    x->layer = x->expert = -1;
+    for (int k = 0; k < 3; k++) {
+        x->w[k] = f->part->layer[l].expert[k][e];
+        TRI_MPI_TRY(tr_qformat_bytes(ctx, x->w[k].format, x->w[k].rows, x->w[k].cols,
+                                     x->w[k].block_rows, x->w[k].block_cols, &q[k], &s[k]));
+        all += q[k] + s[k];
+    }
+    TRI_MPI_TRY(tri_mpi_room(f->m, &x->buf, all, &p));
+    at = (unsigned char *)p;
+    for (int k = 0; k < 3; k++) {
+        x->w[k].q = at;
+        x->w[k].s = s[k] ? at + q[k] : NULL;
+        TRI_MPI_TRY(tri_mpi_fetch_part(f, x, far, k, 0, at, q[k]));
+        TRI_MPI_TRY(tri_mpi_fetch_part(f, x, far, k, 1, at + q[k], s[k]));
+        at += q[k] + s[k];
+    }
+    x->layer = l;
+    x->expert = e;
+    return TR_OK;
+}
+
+/* Expert e of layer l of this part: *out has it, or is getting it, and keeps it until its `wanted`
+ * is taken back; NULL: all are wanted. */
+static tr_status tri_mpi_want(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kept **out)
+{
+    tri_mpi_kept *best = NULL;
+    *out = NULL;
+    for (int64_t i = 0; i < f->map->keep; i++) {
+        tri_mpi_kept *x = &f->kept[i];
+        int has = x->layer == l && x->expert == e;
+        if (has || (!x->wanted && (!best || x->used < best->used))) best = x;
+        if (has) break;
+    }
+    if (!best) return TR_OK;
+    if (best->layer != l || best->expert != e) TRI_MPI_TRY(tri_mpi_fetch(f, l, e, best));
+    best->used = ++f->clock;
+    best->wanted = 1;
+    *out = best;
+    return TR_OK;
+}
+
+/* All of x is here, and sound. */
+static tr_status tri_mpi_arrive(tri_mpi_afar *f, tri_mpi_kept *x)
+{
+    int n = x->n;
+    x->n = 0;
+    if (n) TRI_MPI_TRY(tri_mpi_wait(f->m, x->x, n));
+    for (int k = 0; k < 3; k++)
+        if (!x->w[k].finite) TRI_MPI_TRY(tr_weight_check(f->m->ctx, &x->w[k]));
+    return TR_OK;
+}
+
+/* ============================================================================
+ * 6. The model over ranks {load}
  *
  *     stage        layers tr_range_of(L, pp, p) of those that are opened
  *     matrices     rows tr_range_of(O / unit, tp, t), a unit being what stands together: a head
@@ -1422,6 +1791,7 @@ struct tr_mpi_model {
     tr_model  *part;
     tr_range   layers;          /* of all stages */
     tr_mpi_map map;
+    tri_mpi_afar afar;
 };
 
 tr_model *tr_mpi_model_part(const tr_mpi_model *mm) { return mm->part; }
@@ -1455,6 +1825,28 @@ static void tri_mpi_sample(const tr_shards *sh, char out[65])
     tr_sha256_hex(&h, out);
 }
 
+/* Who has what, and who fetches: the ranks of a stage count on it. */
+static void tri_mpi_map_sha256(const tr_mpi_map *map, char out[65])
+{
+    tr_sha256 h;
+    tr_sha256_init(&h);
+    tr_sha256_update(&h, map->held, (size_t)(map->places * map->layers * map->experts));
+    tr_sha256_update(&h, &map->fetch, sizeof map->fetch);
+    tr_sha256_hex(&h, out);
+}
+
+/* What an expert is to this rank: 1 its own, 0 nothing, 2 perhaps fetched, so that its shape
+ * matters. */
+static tr_status tri_mpi_bound(tr_mpi *m, const tr_mpi_map *map, int place, void **out)
+{
+    int64_t n = map->layers * map->experts;
+    const unsigned char *held = tri_mpi_held_at(map, place, 0);
+    TRI_MPI_TRY(tr_alloc(m->ctx, out, n ? (size_t)n : 1));
+    for (int64_t i = 0; i < n; i++)
+        ((unsigned char *)*out)[i] = held[i] ? 1 : map->fetch ? 2 : 0;
+    return TR_OK;
+}
+
 /* This rank's part, on its own. */
 static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
                                    const tr_model_opts *opts, const tr_mpi_map *map)
@@ -1466,6 +1858,7 @@ static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
     tr_range mine;
     int64_t layers;
     tr_status s;
+    void *bound;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     TRI_MPI_TRY(tr_config_load(m->ctx, &c, dir, &o.config));
@@ -1485,6 +1878,8 @@ static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
             : tr_mpi_map_check(m->ctx, map, &c);
         if (s == TR_OK) memcpy(mm->map.held, map->held,
                                (size_t)(map->places * map->layers * map->experts));
+        mm->map.fetch = map->fetch;
+        mm->map.keep = map->keep;
     }
     tr_config_free(m->ctx, &c);
     TRI_MPI_TRY(s);
@@ -1493,9 +1888,13 @@ static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
     o.layers = mine.end - mine.begin;
     o.part = tp.me;
     o.parts = tp.n > 1 ? tp.n : 0;
-    o.held = tri_mpi_held_at(&mm->map, stage.me, 0);
-    return tr_model_open(m->ctx, &mm->part, dir, &o);
+    TRI_MPI_TRY(tri_mpi_bound(m, &mm->map, stage.me, &bound));
+    o.held = (const unsigned char *)bound;
+    s = tr_model_open(m->ctx, &mm->part, dir, &o);
+    tr_free(m->ctx, bound);
+    return s;
 }
+
 
 tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
                             const tr_model_opts *opts, const tr_mpi_map *map)
@@ -1519,6 +1918,11 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
     if (s == TR_OK) s = tr_mpi_same(m, "config.json", mm->part->cfg.sha256);
     if (s == TR_OK) tri_mpi_sample(&mm->part->shards, hash);
     if (s == TR_OK) s = tr_mpi_same(m, "the checkpoint", hash);
+    if (s == TR_OK) {
+        tri_mpi_map_sha256(&mm->map, hash);
+        s = tr_mpi_same(m, "the map of experts", hash);
+    }
+    if (s == TR_OK) s = tri_mpi_afar_open(m, &mm->afar, mm->part, &mm->map);
     if (s == TR_OK) *out = mm;
     else tr_mpi_model_close(mm);
     return s;
@@ -1526,7 +1930,7 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
 
 void tr_mpi_model_close(tr_mpi_model *mm)
 {
-    if (!mm) return;
+    if (!mm || tri_mpi_afar_close(&mm->afar) != TR_OK) return;      /* others may read here */
     tr_model_close(mm->part);
     tr_mpi_map_free(mm->m->ctx, &mm->map);
     tr_free(mm->m->ctx, mm);
@@ -1561,7 +1965,7 @@ struct tr_mpi_run {
 };
 
 /* ============================================================================
- * 6. Rows {rows}
+ * 7. Rows {rows}
  *
  * A product whose matrix is a band gives its columns alone, and stays so while what follows goes
  * head by head or element by element: activations, rotations, norms of heads, attention, delta
@@ -1922,7 +2326,7 @@ static tr_status tri_mpi_whole(void *user, tr_ctx *ctx, tr_view x)
 }
 
 /* ============================================================================
- * 7. Context {cp}
+ * 8. Context {cp}
  *
  * A prompt's tokens of one call are dealt to the cp ranks in order. Between them goes what the
  * state would have been: the recurrent state after the rank before, overwritten by the rank's own
@@ -2098,7 +2502,7 @@ static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
 }
 
 /* ============================================================================
- * 8. Experts {ep}
+ * 9. Experts {ep}
  *
  *     each rank:   its tokens' rows, one message a place and segment  -->
  *                  rows of all ranks: one call of the local operator a segment, all experts held
@@ -2112,7 +2516,7 @@ static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
  * is needed for what others send, which only they know, so counts go first.
  * ========================================================================= */
 
-enum { TRI_MPI_SEGMENTS = 4, TRI_MPI_SEGMENT_ROWS = 256 };
+enum { TRI_MPI_SEGMENTS = 4, TRI_MPI_SEGMENT_ROWS = 256, TRI_MPI_COMES = -2 };
 
 typedef struct tri_mpi_pair { int32_t row, expert; } tri_mpi_pair;  /* row within its message */
 
@@ -2123,6 +2527,12 @@ typedef struct tri_mpi_lot {
     tri_mpi_msg *x, *y;                     /* rows; answers */
 } tri_mpi_lot;
 
+/* An expert that comes to tokens of this rank instead. */
+typedef struct tri_mpi_comer {
+    int64_t expert, tokens;
+    tri_mpi_kept *x;                        /* NULL: not begun */
+} tri_mpi_comer;
+
 typedef struct tri_mpi_trip {
     tr_mpi_run *r;
     const tr_experts_args *a;
@@ -2130,7 +2540,9 @@ typedef struct tri_mpi_trip {
     int64_t  K, I, O, E;
     size_t   elem;
     tr_range own;                           /* tokens that this rank sends */
-    int32_t *expert, *place;                /* [N K] of each slot, and who computes it; -1 none */
+    int32_t *expert, *place;                /* [N K] of each slot, and who computes it; -1 none,
+                                               TRI_MPI_COMES this rank, with what it fetched */
+    tri_mpi_comer *comer;  int64_t comers, asked;       /* asked: fetched, or begun to be */
     tri_mpi_lot *out, *in;                  /* [G, S] */
     int64_t  out_rows, out_pairs, in_rows, in_pairs;
     tri_mpi_pair *out_pair, *in_pair;
@@ -2141,20 +2553,6 @@ typedef struct tri_mpi_trip {
 static tri_mpi_lot *tri_mpi_lot_of(tri_mpi_lot *lot, const tri_mpi_trip *t, int g, int s)
 {
     return &lot[g * t->S + s];
-}
-
-/* Who computes expert e for token n: this place if it can, else holders in turn. */
-static int tri_mpi_holder(const tri_mpi_trip *t, int64_t e, int64_t n)
-{
-    const tr_mpi_map *map = &t->r->mm->map;
-    int64_t layer = t->r->run->layer->index;
-    int me = t->r->stage.me, found = 0, k;
-    if (tri_mpi_held_at(map, me, layer)[e]) return me;
-    for (int s = 0; s < t->S; s++) found += tri_mpi_held_at(map, s, layer)[e] != 0;
-    k = (int)((n + me) % found);
-    for (int s = 0; s < t->S; s++)
-        if (tri_mpi_held_at(map, s, layer)[e] && k-- == 0) return s;
-    return me;
 }
 
 /* One walk over this rank's tokens: counts (fill 0), or writes pairs, slots and rows. */
@@ -2322,7 +2720,7 @@ static tr_status tri_mpi_sound(tri_mpi_trip *t, const int32_t *offset)
     for (int64_t e = 0; e < t->E; e++)
         for (int k = 0; offset[e] < offset[e + 1] && k < 3; k++) {
             tr_weight *w = &ly->expert[k][e];
-            if (!w->format)
+            if (!w->q)
                 return tr_fail(t->r->m->ctx, TR_ERR_PEER, "tokens came for expert %lld, which this "
                                "rank does not hold", (long long)e);
             if (!w->finite) TRI_MPI_TRY(tr_weight_check(t->r->m->ctx, w));
@@ -2432,9 +2830,104 @@ static tr_status tri_mpi_trip_buffers(tri_mpi_trip *t)
     return TR_OK;
 }
 
-/* There and back. */
+/* ---- experts that come ------------------------------------------------------ */
+
+/* Which do: those that this rank lacks and that at least map.fetch of its tokens want. */
+static tr_status tri_mpi_choose(tri_mpi_trip *t)
+{
+    int64_t first = t->own.begin * t->K, end = t->own.end * t->K;
+    void *p;
+    if (!t->r->mm->map.fetch) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_FETCHED, (size_t)t->E * sizeof *t->comer, &p));
+    t->comer = (tri_mpi_comer *)p;
+    memset(t->comer, 0, (size_t)t->E * sizeof *t->comer);
+    for (int64_t i = first; i < end; i++)
+        if (t->expert[i] >= 0 && t->place[i] != t->r->stage.me) t->comer[t->expert[i]].tokens++;
+    for (int64_t i = first; i < end; i++)
+        if (t->expert[i] >= 0 && t->comer[t->expert[i]].tokens >= t->r->mm->map.fetch)
+            t->place[i] = TRI_MPI_COMES;
+    for (int64_t e = 0; e < t->E; e++) {
+        if (t->comer[e].tokens < t->r->mm->map.fetch) continue;
+        t->comer[t->comers].tokens = t->comer[e].tokens;
+        t->comer[t->comers++].expert = e;
+    }
+    return TR_OK;
+}
+
+/* Begins to fetch as many of the next ones as can be kept. */
+static tr_status tri_mpi_ask(tri_mpi_trip *t)
+{
+    int64_t l = t->r->run->layer->index - t->r->mm->part->first;
+    for (; t->asked < t->comers; t->asked++) {
+        tri_mpi_comer *c = &t->comer[t->asked];
+        TRI_MPI_TRY(tri_mpi_want(&t->r->mm->afar, l, c->expert, &c->x));
+        if (!c->x) break;
+    }
+    return TR_OK;
+}
+
+/* The answers of one that came, to all tokens of this rank that want it. */
+static tr_status tri_mpi_answer(tri_mpi_trip *t, const tri_mpi_comer *c)
+{
+    tr_mpi *m = t->r->m;
+    tr_experts_args b = *t->a;
+    int64_t n = c->tokens, F = t->a->g.shape[1], k = 0;
+    int32_t *offset, *order;
+    int64_t *slot;
+    unsigned char *rows;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS,
+                                (size_t)n * (sizeof *slot + sizeof *order) + 2 * sizeof *offset,
+                                &p));
+    slot = (int64_t *)p;
+    order = (int32_t *)(slot + n);
+    offset = order + n;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_C, (size_t)(n * (t->I + t->O)) * t->elem, &p));
+    rows = (unsigned char *)p;
+    b.x = tr_view2(rows, t->a->x.dtype, n, t->I);
+    b.y = tr_view3(rows + (size_t)(n * t->I) * t->elem, t->a->y.dtype, n, 1, t->O);
+    for (int64_t i = t->own.begin * t->K; i < t->own.end * t->K; i++) {
+        if (t->expert[i] != c->expert) continue;
+        TRI_MPI_TRY(tr_view_copy(m->ctx, tr_view_slice(b.x, 0, k, 1),
+                                 tr_view_slice(t->a->x, 0, i / t->K, 1)));
+        slot[k] = i;
+        order[k] = (int32_t)k;
+        k++;
+    }
+    offset[0] = 0;
+    offset[1] = (int32_t)n;
+    b.order = tr_view1(order, TR_I32, n);
+    b.offset = tr_view1(offset, TR_I32, 2);
+    b.gate = &c->x->w[0];
+    b.up = &c->x->w[1];
+    b.down = &c->x->w[2];
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_GATES, (size_t)(n * F) * t->elem, &p));
+    b.g = tr_view2(p, t->a->g.dtype, n, F);
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_UPS, (size_t)(n * F) * t->elem, &p));
+    b.u = tr_view2(p, t->a->u.dtype, n, F);
+    TRI_MPI_TRY(t->r->local.experts(t->r->local.user, m->ctx, &b));
+    for (k = 0; k < n; k++)
+        TRI_MPI_TRY(tr_view_copy(m->ctx, tr_view_slice(tr_view_at(t->a->y, slot[k] / t->K), 0,
+                                                       slot[k] % t->K, 1), tr_view_at(b.y, k)));
+    return TR_OK;
+}
+
+static tr_status tri_mpi_comers(tri_mpi_trip *t)
+{
+    for (int64_t i = 0; i < t->comers; i++) {
+        tri_mpi_comer *c = &t->comer[i];
+        TRI_MPI_TRY(tri_mpi_arrive(&t->r->mm->afar, c->x));
+        TRI_MPI_TRY(tri_mpi_answer(t, c));
+        c->x->wanted = 0;
+        TRI_MPI_TRY(tri_mpi_ask(t));
+    }
+    return TR_OK;
+}
+
+/* There and back. What others wait for goes first. */
 static tr_status tri_mpi_travel(tri_mpi_trip *t)
 {
+    TRI_MPI_TRY(tri_mpi_ask(t));
     TRI_MPI_TRY(tri_mpi_pack(t, 0));
     TRI_MPI_TRY(tri_mpi_counts(t));
     tri_mpi_lay(t, t->out, &t->out_rows, &t->out_pairs);
@@ -2450,6 +2943,7 @@ static tr_status tri_mpi_travel(tri_mpi_trip *t)
         TRI_MPI_TRY(tri_mpi_segment(t, g));
         TRI_MPI_TRY(tri_mpi_post_lots(t, 1, 1, g));
     }
+    TRI_MPI_TRY(tri_mpi_comers(t));
     for (int g = 0; g < t->G; g++) {
         TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 0, g));
         TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 1, g));
@@ -2497,10 +2991,13 @@ static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args 
         for (int64_t j = 0; j < t.K; j++) {
             int64_t slot = n * t.K + j;
             tr_view y = tr_view_slice(tr_view_at(a->y, n), 0, j, 1);
-            if (t.expert[slot] >= 0) t.place[slot] = (int32_t)tri_mpi_holder(&t, t.expert[slot], n);
+            if (t.expert[slot] >= 0)
+                t.place[slot] = (int32_t)tri_mpi_server(&r->mm->map, r->run->layer->index,
+                                                        t.expert[slot], r->stage.me, n);
             else memset(y.data, 0, (size_t)t.O * t.elem);       /* a slot that no expert has is 0 */
         }
     if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_keep(r->m, a->y, 0, N));
+    TRI_MPI_TRY(tri_mpi_choose(&t));
     return tri_mpi_travel(&t);
 }
 
@@ -2514,7 +3011,7 @@ static tr_status tri_mpi_combine(void *user, tr_ctx *ctx, const tr_combine_args 
 }
 
 /* ============================================================================
- * 9. The table of operators {mops}
+ * 10. The table of operators {mops}
  *
  * The seam: the engine of trillion.h runs through this table, and each entry works for the run that
  * is its `user`. What computes is the profile's table behind it, so that the oracle over ranks is
@@ -2535,7 +3032,7 @@ static tr_ops tri_mpi_ops(tr_mpi_run *r)
 }
 
 /* ============================================================================
- * 10. Running {mrun}
+ * 11. Running {mrun}
  *
  *     sequence b belongs to group b mod EP of the ep axis; there its tokens are dealt along cp
  *     one forward:  hidden state from the stage before, or this rank's rows of the caller's

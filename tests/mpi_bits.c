@@ -29,12 +29,13 @@ static const struct { const char *name, *dir; int64_t first; } models[MODELS] = 
 /* Lengths of the prompts (a list of 0: 1 to 5 in turn), tokens a call of each sequence, and what is
  * tapped: everything, or the default set, which leaves values between them in part. The third has
  * more sequences than a list of few values has room for, the last more rows than one segment of an
- * exchange; it goes with experts dealt by a load, two more on each rank, up to 3 ranks. */
-static const struct { int64_t B, len[4], piece; const char *glob; } batches[BATCHES] = {
-    { 1, { 1 }, 1, "*" },                   /* most ranks have none */
-    { 4, { 7, 1, 130, 9 }, 130, "*" },
-    { MOST_B, { 0 }, 5, NULL },
-    { 2, { 600, 560 }, 600, NULL }
+ * exchange; it goes with experts dealt by a load, two more on each rank, up to 3 ranks. Experts that
+ * `fetch` tokens want come to them. */
+static const struct { int64_t B, len[4], piece, fetch; const char *glob; } batches[BATCHES] = {
+    { 1, { 1 }, 1, 0, "*" },                /* most ranks have none */
+    { 4, { 7, 1, 130, 9 }, 130, 0, "*" },
+    { MOST_B, { 0 }, 5, 2, NULL },
+    { 2, { 600, 560 }, 600, 150, NULL }
 };
 
 static int64_t length(int k, int64_t b)
@@ -244,23 +245,39 @@ static tr_model_opts part_of(int k)
     return o;
 }
 
-/* The model again, its experts by a load that some of them have most of. */
-static tr_mpi_model *by_load(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, int k)
+/* The model again, as batch b wants it: experts evenly, or by a load that some of them have most
+ * of. */
+static tr_mpi_model *again(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, int k, int b)
 {
     tr_model_opts part = part_of(k);
     const tr_config *c = &tr_mpi_model_part(mm)->cfg;
     int64_t n = c->layers * c->experts;
+    int places = tr_mpi_group_of(m, TR_MPI_IN_STAGE).n;
     int64_t *load = (int64_t *)malloc((size_t)(n + 1) * sizeof *load);
     tr_mpi_map map;
     if (!load) MPI_Abort(MPI_COMM_WORLD, 2);
     for (int64_t i = 0; i < n; i++) load[i] = (int64_t)(tr_rng_u64(9, 0, (uint64_t)i) % 100);
-    must(ctx, tr_mpi_map_by_load(ctx, &map, c, tr_mpi_group_of(m, TR_MPI_IN_STAGE).n, load, 2),
-         "map");
+    must(ctx, b == BATCHES - 1 ? tr_mpi_map_by_load(ctx, &map, c, places, load, 2)
+                               : tr_mpi_map_even(ctx, &map, c, places), "map");
+    map.fetch = batches[b].fetch;
+    map.keep = 3;
     tr_mpi_model_close(mm);
     must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, &part, &map), models[k].dir);
     tr_mpi_map_free(ctx, &map);
     free(load);
     return mm;
+}
+
+/* Bytes that all ranks have fetched must be some if there are places to fetch from, and else none. */
+static int fetched(tr_mpi *m, const tr_mpi_model *mm, int64_t fetch)
+{
+    const tr_model *part = tr_mpi_model_part(mm);
+    uint64_t mine = tr_mpi_counted(m, TR_MPI_FETCH).bytes, all;
+    int want = fetch && part->cfg.experts && tr_mpi_group_of(m, TR_MPI_IN_STAGE).n > 1;
+    MPI_Allreduce(&mine, &all, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+    if ((all > 0) == want) return 0;
+    if (!tr_mpi_rank(m)) printf("  %d bytes of experts were fetched\n", (int)all);
+    return 1;
 }
 
 static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile, tr_model *front,
@@ -286,8 +303,8 @@ static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile,
         tr_run_opts ro;
         either e;
         memset(&e, 0, sizeof e);
-        if (b == BATCHES - 1) {
-            mm = by_load(ctx, m, mm, k);
+        if (batches[b].fetch) {
+            mm = again(ctx, m, mm, k, b);
             c = &tr_mpi_model_part(mm)->cfg;
         }
         golden_new(ctx, &got, &p[b]);
@@ -298,6 +315,7 @@ static void run_layout(tr_ctx *ctx, int k, tr_mpi_layout l, const char *profile,
         tr_mpi_run_free(e.many);
         tr_run_free(e.front);
         if (!rank) bad += differ(&want[b], &got, tr_mpi_layout_str(l, text));
+        bad += fetched(m, mm, batches[b].fetch);
         tr_golden_free(ctx, &got);
     }
     tr_mpi_model_close(mm);

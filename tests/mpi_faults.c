@@ -1,12 +1,13 @@
 /* One fault of one rank, at a given layer and step, while several ranks run a small model. What the
  * others say, and when, is looked at by tests/mpi_faults.sh.
  *
- *     mpirun -np N build/tests/mpi_faults DIR LAYOUT DEADLINE FAULT RANK LAYER [TIMES]
+ *     mpirun -np N build/tests/mpi_faults DIR LAYOUT DEADLINE FAULT RANK LAYER [TIMES [FETCH]]
  *
  * FAULT is none, kill, stop, slow (1.5 deadlines), pause (half of one), fail (its own sentence),
  * nan (among the logits of a router), branch (a step that the others do not take), circle (each
  * rank waits for the next). Each rank prints whose failure it found or was told, and its sentence
- * with the seconds since the fault, on stderr. TIMES repeats the job, for none. */
+ * with the seconds since the fault, on stderr. TIMES repeats the job, for none. Experts that FETCH
+ * tokens want come to them. */
 #define TRILLION_IMPLEMENTATION
 #define TRILLION_MPI_IMPLEMENTATION
 #include "../trillion_mpi.h"
@@ -98,6 +99,22 @@ static tr_status job(tr_mpi *m, tr_mpi_model *mm, fault *f)
     return s;
 }
 
+static tr_status open_model(tr_mpi *m, tr_mpi_model **out, const char *dir, int64_t fetch)
+{
+    tr_ctx *ctx = tr_mpi_ctx(m);
+    tr_config c;
+    tr_mpi_map map;
+    tr_status s = tr_config_load(ctx, &c, dir, NULL);
+    if (s != TR_OK) return s;
+    s = tr_mpi_map_even(ctx, &map, &c, tr_mpi_group_of(m, TR_MPI_IN_STAGE).n);
+    map.fetch = fetch;
+    map.keep = 2;
+    if (s == TR_OK) s = tr_mpi_model_open(m, out, dir, NULL, &map);
+    tr_mpi_map_free(ctx, &map);
+    tr_config_free(ctx, &c);
+    return s;
+}
+
 int main(int argc, char **argv)
 {
     tr_ctx *ctx;
@@ -129,7 +146,7 @@ int main(int argc, char **argv)
     o.event_user = &f;
     s = tr_mpi_layout_parse(ctx, &o.layout, argv[2], n);
     if (s == TR_OK) s = tr_mpi_new(ctx, &m, MPI_COMM_WORLD, &o);
-    if (s == TR_OK) s = tr_mpi_model_open(m, &mm, argv[1], NULL, NULL);
+    if (s == TR_OK) s = open_model(m, &mm, argv[1], argc > 8 ? atoi(argv[8]) : 0);
     begun = MPI_Wtime();
     for (int i = 0; s == TR_OK && i < times; i++) s = job(m, mm, &f);
     if (s != TR_OK) {

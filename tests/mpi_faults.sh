@@ -22,10 +22,11 @@ told() {
 
 # fault TITLE N LAYOUT DEADLINE FAULT RANK LAYER SECONDS WORDS [FAILURE]: ends nonzero within SECONDS
 # of the start, WORDS (a pattern) on one line, no process left. Words "-": it must end well. FAILURE:
-# the rank and the cause that all ranks were told, and no other.
+# the rank and the cause that all ranks were told, and no other. $fetch: experts that so many tokens
+# want come to them.
 fault() {
     begun=$(date +%s%N)
-    ranks "$2" 60 build/tests/mpi_faults $model "$3" "$4" "$5" "$6" "$7" > "$log" 2>&1
+    ranks "$2" 60 build/tests/mpi_faults $model "$3" "$4" "$5" "$6" "$7" 1 ${fetch:-0} > "$log" 2>&1
     code=$?
     took=$((($(date +%s%N) - begun) / 1000000))
     said=$(sed -n 's/^rank [0-9]* after \([0-9.]* s: .*\)/\1/p' "$log" | sort | head -1 | cut -c1-90)
@@ -39,6 +40,7 @@ fault() {
         [ -z "${10:-}" ] || [ "$fails" = "${10}" ] || bad="$bad; failures: $fails"
     fi
     [ $took -le $(($8 * 1000)) ] || bad="$bad; $took ms"
+    ! grep -q MPI_ERR "$log" || bad="$bad; $(grep -m1 MPI_ERR "$log")"
     left=$(pgrep -f "mpi_faults $model $3 $4 $5 $6 $7" | wc -l)
     [ "$left" -eq 0 ] || bad="$bad; $left processes left"
     told "$1" "$bad" "$(printf '%2d.%d s  %s' $((took / 1000)) $((took % 1000 / 100)) "$said")" "$log"
@@ -52,6 +54,14 @@ fault 'NaN on one rank'           4 ep=4       5 nan    1 2  20 'sequence 1, tok
 fault 'another branch'            4 ep=4       5 branch 1 2  20 'different branches'
 fault 'killed'                    4 ep=4       5 kill   1 2  20 'rank 1 .*signal 9'
 fault 'stopped, ep'               4 ep=4       2 stop   1 2  20 'rank 1 is late: layer 2' '1, late'
+# In Open MPI's pt2pt a rank has to help those who read from it.
+export OMPI_MCA_osc=pt2pt
+fetch=1
+fault 'experts come'              4 ep=4       5 none   0 0  20 -
+fault 'stopped, experts come'     4 ep=4       2 stop   1 2  20 'rank 1 is late: layer 2' '1, late'
+fault 'killed, experts come'      4 ep=4       5 kill   1 2  20 'rank 1 .*signal 9'
+fault 'its own sentence, experts come' 4 ep=4  5 fail   1 2  20 'rank 1: .*layers.2.*the disk is full'
+unset OMPI_MCA_osc fetch
 if [ "${1:-long}" != short ]; then
     fault 'late for half a deadline'  4 ep=4       4 pause  2 1  30 -
     fault 'slow, ep'                  4 ep=4       3 slow   2 1  20 'rank 2 is late' '2, late'

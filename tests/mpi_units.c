@@ -127,6 +127,7 @@ static void experts_dealt_by_load(void)
     for (int p = 0; p < 4; p++) {
         const unsigned char *h = m.held + (p * 4 + 3) * 8;
         CHECK(count(&m, p, 3) == 3);
+        CHECK(h[5]);                                /* the hottest of all to spare */
         for (int e = 0; e < 8; e++) CHECK(h[e] <= 1);
     }
     tr_mpi_map_free(c, &m);

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Does some test fail for each of the listed mistakes? Each mutant of tests/mutants.txt is one
 # replacement of text in a copy of trillion.h, or of the file named behind the program; the named
-# test program must then fail (or not compile). Prints a line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
+# test program must then fail (or not compile). One that is called mpi_bits runs on 4 ranks. Prints a
+# line a mutant; ends with "N passed, N failed". MUTANTS=word picks some.
 #
 # A mutant is these lines and a blank one:
 #     # what the mistake is
@@ -10,6 +11,7 @@
 #     - text whose first occurrence after that is meant; without an @, its only one in the file
 #     + text in its place
 set -u
+. tests/mpi_lib.sh
 CC=${CC:-cc}
 FLAGS="-std=c11 -D_POSIX_C_SOURCE=200809L -ffp-contract=off -O1 -w"
 dir=build/mutants
@@ -22,7 +24,7 @@ one() {                                     # N: applies, compiles and runs muta
     what=$(sed -n '1s/^# //p' "$at/mutant")
     prog=$(sed -n 2p "$at/mutant") file=trillion.h
     case $prog in *' '*) file=${prog#* } prog=${prog%% *} ;; esac
-    cp trillion.h "$at/"; cp tools/*.h "$at/tools/"
+    cp trillion.h trillion_mpi.h "$at/"; cp tools/*.h "$at/tools/"
     awk -v spec="$at/mutant" '
         BEGIN {
             while ((getline line < spec) > 0) {
@@ -41,17 +43,20 @@ one() {                                     # N: applies, compiles and runs muta
         END { exit hits == 1 && (at == "" || places == 1) ? 0 : 3 }' "$file" > "$at/$file" ||
         { echo "STALE    $what: its text is not there, or more than once" > "$at/verdict"; return; }
     cp tests/*.h "tests/$prog.c" "$at/tests/"
-    libs=-lm
+    libs=-lm cc=$CC run=
     [ "$prog" != test_image ] || libs="-ljpeg -lm"
-    if ! $CC $FLAGS -o "$at/test" "$at/tests/$prog.c" $libs 2> "$at/log"; then
+    case $prog in mpi_*) cc=${MPICC:-mpicc} ;; esac
+    [ "$prog" != mpi_bits ] || { cc="$cc -O2 -fopenmp" run="ranks 4 300"; }
+    if ! $cc $FLAGS -o "$at/test" "$at/tests/$prog.c" $libs 2> "$at/log"; then
         echo "killed   $what ($prog does not compile)" > "$at/verdict"
-    elif TEST_STOP=1 timeout 300 "$at/test" > "$at/log" 2>&1; then
+    elif [ -n "$run" ] && $run "$at/test" kimi_k3_images all 1 > "$at/log" 2>&1 ||
+         [ -z "$run" ] && TEST_STOP=1 timeout 300 "$at/test" > "$at/log" 2>&1; then
         echo "SURVIVED $what ($prog passes)" > "$at/verdict"
     else
-        why=$(grep -m1 '^FAILED' "$at/log" || tail -n 1 "$at/log")      # or the self-test: no context
+        why=$(grep -m1 '^FAILED\|: rank [0-9]' "$at/log" || tail -n 1 "$at/log")    # or the self-test
         echo "killed   $what ($prog: $(echo "$why" | cut -c1-60))" > "$at/verdict"
     fi
-    rm -f "$at/test" "$at/trillion.h"
+    rm -f "$at/test" "$at/trillion.h" "$at/trillion_mpi.h"
 }
 
 if [ "${1:-}" = --one ]; then one "$2"; exit 0; fi

@@ -504,6 +504,48 @@ static void in_part(void)
     tr_ctx_free(ctx);
 }
 
+/* Experts that are left out, held, or bound without memory. */
+static void experts_in_part(void)
+{
+    tr_ctx *ctx = test_ctx();
+    tr_model *all = NULL, *m = NULL;
+    tr_model_opts mo;
+    unsigned char *held;
+    size_t bytes;
+    memset(&mo, 0, sizeof mo);
+    CHECK_OK(ctx, tr_model_open(ctx, &all, fixture(models[0]), NULL));
+    held = (unsigned char *)calloc((size_t)(all->cfg.layers * all->cfg.experts), 1);
+    if (!held) return;
+    bytes = all->bytes;
+    for (int64_t l = 0; l < all->cfg.layers; l++)
+        for (int64_t e = 0; e < all->cfg.experts; e++) {
+            held[l * all->cfg.experts + e] = (unsigned char)(e % 3);
+            for (int k = 0; e % 3 != 1 && k < 3 && all->layer[l].expert[k]; k++) {
+                const tr_weight *w = &all->layer[l].expert[k][e];
+                size_t q, s;
+                CHECK_OK(ctx, tr_qformat_bytes(ctx, w->format, w->rows, w->cols, w->block_rows,
+                                               w->block_cols, &q, &s));
+                bytes -= q + s;
+            }
+        }
+    mo.held = held;
+    CHECK_OK(ctx, tr_model_open(ctx, &m, fixture(models[0]), &mo));
+    CHECK(m->bytes == bytes && bytes < all->bytes);
+    for (int64_t l = 0; l < m->layers; l++)
+        for (int64_t e = 0; m->layer[l].expert[0] && e < m->cfg.experts; e++) {
+            const tr_weight *w = &m->layer[l].expert[2][e], *whole = &all->layer[l].expert[2][e];
+            CHECK((w->format != NULL) == (e % 3 > 0) && (w->q != NULL) == (e % 3 == 1));
+            if (e % 3 == 0) continue;
+            CHECK(w->format == whole->format && w->rows == whole->rows && w->cols == whole->cols);
+            CHECK(w->s_stride == whole->s_stride && !strcmp(w->name, whole->name));
+        }
+    free(held);
+    tr_model_close(m);
+    tr_model_close(all);
+    CHECK(tr_ctx_bytes(ctx) == 0);
+    tr_ctx_free(ctx);
+}
+
 static void marks(void)
 {
     for (size_t k = 0; k < sizeof models / sizeof models[0]; k++) {
@@ -762,6 +804,7 @@ int main(int argc, char **argv)
     TEST(calls_that_are_refused);
     TEST(batches_threads_pieces);
     TEST(in_part);
+    TEST(experts_in_part);
     TEST(marks);
     TEST(a_port);
     TEST(argmax);

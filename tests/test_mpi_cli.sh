@@ -120,6 +120,7 @@ mapped() {                          # mapped NAME EXPERTS...
             > $W/many.ids 2> $W/err && cmp -s $W/one.ids $W/many.ids; then ok "$name"
     else bad "$name" "$(cat $W/err)"; fi
 }
+took() { awk -v kind="$1" '$1 == kind { print $2 }' $W/err; }        # messages of a kind
 experts=$(sed -n 's/.*"n_routed_experts": *\([0-9]*\).*/\1/p' $F/deepseek_v3/config.json)
 odd=$(seq -s , 1 2 $((experts - 1))) even=$(seq -s , 0 2 $((experts - 1)))
 echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]]}}" > $W/map.json
@@ -129,12 +130,25 @@ mapped 'experts by a map' $W/map.json
 mapped 'experts by load, two to spare' load:$W/load.st --spare 2
 grep -q '^ *1 .*1/1 ' $W/err && grep -q '^dispatch ' $W/err && ok '--report' || bad '--report' "$(cat $W/err)"
 
+mapped 'all experts come' $W/map.json --fetch 1 --keep 1
+[ "$(took fetch)" -gt 0 ] && [ "$(took combine)" = 0 ] && ok 'no token goes' ||
+    bad 'no token goes' "$(cat $W/err)"
+mapped 'some experts come' load:$W/load.st --spare 1 --fetch 3
+[ "$(took fetch)" -gt 0 ] && [ "$(took combine)" != 0 ] && ok 'some tokens go' ||
+    bad 'some tokens go' "$(cat $W/err)"
+over 3 golden $K/text-c --ids $W/ids.txt -o $W/many.st --tap '*' --chunk 5 --fetch 2 2> $W/err &&
+    $T golden $K/text-c --ids $W/ids.txt -o $W/one.st --tap '*' --chunk 5 2> $W/err &&
+    cmp -s $W/one.st $W/many.st && ok 'golden, experts come' || bad 'golden, experts come' "$(cat $W/err)"
+
 R="run $F/deepseek_v3 --ids $W/ids.txt -n 3"
 gives 'a map that leaves an expert out' 2 2 "$W/hole.json expert 0" $R --experts $W/hole.json
 gives 'a map for more ranks' 2 2 "$W/three.json 3 ranks" $R --experts $W/three.json
 gives 'no map' 2 2 "$W/no.json" $R --experts $W/no.json
 gives 'a load that is none' 2 2 'topk_ids' $R --experts load:$F/deepseek_v3/model.safetensors
 gives 'spare of nothing' 2 2 '--spare load:' $R --spare 1
+gives 'keeping of nothing' 2 2 '--keep --fetch' $R --keep 1
+gives 'a fetch for no token' 2 2 "--fetch '0'" $R --fetch 0
+gives 'a fetch without experts' 2 2 '--fetch llama' run $F/llama3 --ids $W/ids.txt -n 3 --fetch 1
 
 # ---- Failures
 

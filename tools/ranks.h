@@ -44,6 +44,7 @@ typedef struct world {
     int      heard;                 /* another rank told of the failure */
     int      failed;                /* whose it is, -1: of whoever speaks; and its cause */
     tr_mpi_cause cause;
+    int      blocked;               /* in a call of MPI that the watchdog looks at */
     ring     ring;
     tr_mpi_layout layout;
     char     rings[512];
@@ -174,6 +175,12 @@ static void must_mpi(app *a, int code, const char *what)
 static void world_event(void *user, const tr_mpi_event *e)
 {
     world *w = (world *)user;
+    if (w->blocked) watch_end();
+    w->blocked = e->blocks;
+    if (e->blocks) {
+        watch_begin(e->text, w->deadline);
+        return;
+    }
     if (e->kind != TR_MPI_EVENT_FAIL) {
         ring_event(&w->ring, (ring_kind)e->kind, e->layer, e->peer, e->expected, e->arrived,
                    e->text);
@@ -634,28 +641,32 @@ static int64_t *load_read(app *a, const char *path, const tr_config *c)
     return load;
 }
 
-/* Of --experts and --spare; 0: there is none. Rank 0 reads: only its machine may have the file. */
+/* Of --experts, --spare, --fetch and --keep; 0: there is none. Rank 0 reads: only its machine may
+ * have the file. */
 static int experts_read(app *a, tr_mpi_map *map)
 {
     world *w = world_of(a);
     const char *path = opt(a, "--experts");
     int64_t spare = opt_int(a, "--spare", 0, 1, 1 << 20), size[2] = { 0, 0 };
-    int places = tr_mpi_group_of(w->m, TR_MPI_IN_STAGE).n, by_load;
+    int64_t fetch = opt_int(a, "--fetch", 0, 1, INT32_MAX);
+    int64_t keep = opt_int(a, "--keep", 16, 1, 1 << 16);
+    int places = tr_mpi_group_of(w->m, TR_MPI_IN_STAGE).n;
+    int by_load = path && strncmp(path, "load:", 5) == 0;
     memset(map, 0, sizeof *map);
-    if (spare && (!path || strncmp(path, "load:", 5) != 0))
-        die(a, "%s: --spare needs --experts load:GOLDEN", a->cmd->name);
-    if (!path) return 0;
-    by_load = strncmp(path, "load:", 5) == 0;
+    if (spare && !by_load) die(a, "%s: --spare needs --experts load:GOLDEN", a->cmd->name);
+    if (opt(a, "--keep") && !fetch) die(a, "%s: --keep needs --fetch", a->cmd->name);
+    if (!path && !fetch) return 0;
     if (program_leads(a)) {
         tr_config *c = (tr_config *)need(a, 1, sizeof *c);
         tr_config_opts o = config_opts(a);
         must(a, tr_config_load(a->ctx, c, a->arg[0], &o));
-        if (!c->experts) die(a, "%s: --experts: %s has no experts here", a->arg[0],
-                             tr_family_name(c->family));
+        if (!c->experts) die(a, "%s: %s: %s has no experts here", a->arg[0],
+                             path ? "--experts" : "--fetch", tr_family_name(c->family));
         if (by_load)
             must(a, tr_mpi_map_by_load(a->ctx, map, c, places, load_read(a, path + 5, c),
                                        (int)spare));
-        else must(a, tr_mpi_map_read(a->ctx, map, c, places, path));
+        else must(a, path ? tr_mpi_map_read(a->ctx, map, c, places, path)
+                          : tr_mpi_map_even(a->ctx, map, c, places));
         size[0] = map->layers;
         size[1] = map->experts;
     }
@@ -664,6 +675,8 @@ static int experts_read(app *a, tr_mpi_map *map)
     map->experts = size[1];
     map->places = places;
     map->held = (unsigned char *)share_list(a, map->held, places * size[0] * size[1], 1);
+    map->fetch = fetch;
+    map->keep = keep;
     return 1;
 }
 
@@ -818,7 +831,7 @@ static int64_t experts_held(const tr_model *m)
     int64_t n = 0;
     for (int64_t l = 0; l < m->layers; l++)
         for (int64_t e = 0; m->layer[l].expert[0] && e < m->cfg.experts; e++)
-            n += m->layer[l].expert[0][e].format != NULL;
+            n += m->layer[l].expert[0][e].q != NULL;
     return n;
 }
 

@@ -29,7 +29,9 @@
 #define PROGRAM_MODEL_OPTIONS                                                               \
     { "--report",   NULL,   OPT_FLAG, "memory, bytes and waits of the ranks, to stderr" },  \
     { "--experts",  "FILE", OPT_ONE,  "map of experts, JSON; or load:GOLDEN, by its topk_ids" }, \
-    { "--spare",    "N",    OPT_ONE,  "with load: N more of the hottest experts on each rank" },
+    { "--spare",    "N",    OPT_ONE,  "with load: N more of the hottest experts on each rank" }, \
+    { "--fetch",    "N",    OPT_ONE,  "experts that N tokens of a rank want come to them" }, \
+    { "--keep",     "N",    OPT_ONE,  "with fetch: how many stay on a rank (default: 16)" },
 #define PROGRAM_USE                                                                         \
     "  mpirun -np 4 trillion-mpi golden DIR --ids ids.txt -o gold.safetensors --layout ep=4\n" \
     "  mpirun -np 8 trillion-mpi run    DIR --ids ids.txt -n 20 --layout pp=2,tp=2,ep=2\n\n" \

@@ -260,7 +260,7 @@ static tr_mpi_model *again(tr_ctx *ctx, tr_mpi *m, tr_mpi_model *mm, int k, int 
     must(ctx, b == BATCHES - 1 ? tr_mpi_map_by_load(ctx, &map, c, places, load, 2)
                                : tr_mpi_map_even(ctx, &map, c, places), "map");
     map.fetch = batches[b].fetch;
-    map.keep = 3;
+    map.keep = b == BATCHES - 1 ? 3 : 200;          /* they make room, or all stay */
     tr_mpi_model_close(mm);
     must(ctx, tr_mpi_model_open(m, &mm, models[k].dir, &part, &map), models[k].dir);
     tr_mpi_map_free(ctx, &map);

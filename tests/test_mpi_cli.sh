@@ -109,6 +109,11 @@ for d in $K/text-c $F/deepseek_v3 $F/llama3; do
     done
 done
 
+$T tiny $W/biased --family llama --set attention_bias=true --set mlp_bias=true 2> $W/err
+$T golden $W/biased --ids $W/ids.txt -o $W/one.st --tap '*' 2> $W/err
+over 3 golden $W/biased --ids $W/ids.txt -o $W/many.st --tap '*' --layout tp=3 2> $W/err &&
+    cmp -s $W/one.st $W/many.st && ok 'bands with biases' || bad 'bands with biases' "$(cat $W/err)"
+
 # ---- Who holds which expert
 
 $T golden $F/deepseek_v3 --ids $W/ids.txt -o $W/load.st 2> /dev/null

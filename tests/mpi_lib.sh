@@ -20,6 +20,16 @@ ranks() {
     timeout -k 5 "$seconds" $MPIRUN $BIND -n "$n" "$@"
 }
 
+# running WORDS: the numbers of the processes whose command line has them.
+running() {
+    for f in /proc/[0-9]*/cmdline; do
+        if cat "$f" 2> /dev/null | tr '\0' ' ' | grep -q -- "$1"; then
+            f=${f#/proc/}
+            echo "${f%/cmdline}"
+        fi
+    done
+}
+
 has_mpi() { command -v "$MPIRUN" > /dev/null && command -v "${MPICC:-mpicc}" > /dev/null; }
 
 # Ends a script where no ranks can be started.

@@ -1112,7 +1112,7 @@ typedef struct tr_st {          /* one file */
     size_t  trailing;           /* bytes past the last tensor (lenient only) */
     size_t  holes;              /* bytes in no tensor (lenient only) */
     size_t  copied;             /* bytes of tensors off their type's alignment: read into memory */
-    unsigned char *copy;        /* those; their views point here */
+    unsigned char *copy;  size_t copy_bytes;    /* those, with gaps; their views point here */
     tr_st_entry **by_name;      /* [n] sorted bytewise */
 } tr_st;
 
@@ -8020,6 +8020,7 @@ static tr_status tri_st_place(tr_ctx *ctx, tr_st *f)
     }
     TRI_TRY(tr_alloc(ctx, &p, at));
     f->copy = (unsigned char *)p;
+    f->copy_bytes = at;
     for (e = f->entry, at = 0; e < end; e++, at += off) {
         off = tri_st_off(e);
         if (!off) continue;

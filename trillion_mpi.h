@@ -1533,7 +1533,7 @@ static tr_status tri_mpi_region(tri_mpi_afar *f, const void *p, int32_t *out)
     for (int r = 0; r < f->regions; r++) {
         const tr_st *file = &f->part->shards.file[r / 2];
         unsigned char *base = r % 2 ? file->copy : file->map;
-        size_t bytes = r % 2 ? file->copied : file->map_bytes;
+        size_t bytes = r % 2 ? file->copy_bytes : file->map_bytes;
         if (!base || (const unsigned char *)p < base ||
             (const unsigned char *)p >= base + bytes) continue;
         *out = r;

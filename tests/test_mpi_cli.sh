@@ -145,6 +145,29 @@ over 3 golden $K/text-c --ids $W/ids.txt -o $W/many.st --tap '*' --chunk 5 --fet
     $T golden $K/text-c --ids $W/ids.txt -o $W/one.st --tap '*' --chunk 5 2> $W/err &&
     cmp -s $W/one.st $W/many.st && ok 'golden, experts come' || bad 'golden, experts come' "$(cat $W/err)"
 
+# shifted FOLDER NEW: its shards with a header of two bytes more, so that binary32 is off its alignment.
+shifted() {
+    mkdir -p "$2"
+    cp "$1"/*.json "$2"
+    for f in "$1"/*.safetensors; do
+        [ "${f##*/}" = expected.safetensors ] && continue
+        n=$(od -An -tu8 -N8 "$f" | tr -d ' ')
+        {
+            printf "$(printf '\\%o\\%o\\%o\\0\\0\\0\\0\\0' $(((n + 2) % 256)) \
+                $(((n + 2) / 256 % 256)) $(((n + 2) / 65536)))"
+            tail -c +9 "$f" | head -c "$n"
+            printf '  '
+            tail -c +$((9 + n)) "$f"
+        } > "$2/${f##*/}"
+    done
+}
+# Scales of four bytes are then copied into memory, and those that fetch read them there.
+shifted $F/deepseek_v3_fp8 $W/shifted
+$T golden $W/shifted --ids $W/ids.txt -o $W/one.st 2> $W/err &&
+    over 3 golden $W/shifted --ids $W/ids.txt -o $W/many.st --fetch 1 2> $W/err &&
+    cmp -s $W/one.st $W/many.st && ok 'experts come, of scales off their alignment' ||
+    bad 'experts come, of scales off their alignment' "$(cat $W/err)"
+
 R="run $F/deepseek_v3 --ids $W/ids.txt -n 3"
 gives 'a map that leaves an expert out' 2 2 "$W/hole.json expert 0" $R --experts $W/hole.json
 gives 'a map for more ranks' 2 2 "$W/three.json 3 ranks" $R --experts $W/three.json

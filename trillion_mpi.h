@@ -1493,7 +1493,8 @@ static int tri_mpi_server(const tr_mpi_map *map, int64_t layer, int64_t e, int m
  * that they read no more. An address is one of the other rank's. MPI may allow few regions in a
  * window (Open MPI over shared memory or InfiniBand: 64), so they are spread over several. The
  * first MPI_Rget from a rank may wait, in the call itself, for that rank to help (Open MPI over
- * messages): it is done when the model is opened, where somebody may watch.
+ * messages): it is done when the model is opened, where somebody may watch. A checkpoint may be cut
+ * into other shards on another machine.
  * ========================================================================= */
 
 enum { TRI_MPI_REGIONS = 32 };              /* of a window */
@@ -1596,6 +1597,23 @@ static tr_status tri_mpi_try_windows(tri_mpi_afar *f, const tri_mpi_far *at, int
     return TR_OK;
 }
 
+/* Windows that the rank with the most shards needs: all make as many. */
+static tr_status tri_mpi_windows_needed(tri_mpi_afar *f, int32_t *out)
+{
+    tr_mpi *m = f->m;
+    int32_t mine = (f->regions - 1) / TRI_MPI_REGIONS + 1, *all;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS, (size_t)m->size * sizeof *all, &p));
+    all = (int32_t *)p;
+    TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_CONTROL, "windows needed", &mine, all, sizeof mine));
+    *out = mine;
+    for (int i = 0; m->rank == 0 && i < m->size; i++) if (all[i] > *out) *out = all[i];
+    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "windows needed", 0, out, sizeof *out));
+    TRI_MPI_TRY(tr_mpi_agree(m, tr_alloc(m->ctx, &p, (size_t)*out * sizeof *f->window)));
+    f->window = (MPI_Win *)p;
+    return TR_OK;
+}
+
 /* One window after the other, and where everything lies, place by place. */
 static tr_status tri_mpi_windows(tri_mpi_afar *f)
 {
@@ -1603,9 +1621,11 @@ static tr_status tri_mpi_windows(tri_mpi_afar *f)
     tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
     int64_t E = f->part->cfg.experts, n = f->part->layers * E;
     tri_mpi_far *own, *theirs;
-    tr_status s = TR_OK;
+    int32_t windows;
+    tr_status s = tri_mpi_windows_needed(f, &windows);
     void *p;
-    for (; s == TR_OK && f->windows * TRI_MPI_REGIONS < f->regions; f->windows++) {
+    if (s != TR_OK) return s;
+    for (; s == TR_OK && f->windows < windows; f->windows++) {
         MPI_Win *w = &f->window[f->windows];
         tri_mpi_blocks(m, "MPI_Win_create_dynamic");
         s = tri_mpi_check(m, MPI_Win_create_dynamic(MPI_INFO_NULL, m->comm, w),
@@ -1641,14 +1661,11 @@ static tr_status tri_mpi_afar_room(tri_mpi_afar *f)
 {
     tr_ctx *ctx = f->m->ctx;
     size_t regions = 2 * (size_t)f->part->shards.files;
-    size_t windows = (regions + TRI_MPI_REGIONS - 1) / TRI_MPI_REGIONS;
     void *p;
     if (regions > INT_MAX)
         return tr_fail(ctx, TR_ERR_RANGE, "%s: too many shards to fetch experts from",
                        f->part->shards.dir);
     f->regions = (int)regions;
-    TRI_MPI_TRY(tr_alloc(ctx, &p, windows * sizeof *f->window));
-    f->window = (MPI_Win *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, regions));
     f->attached = (unsigned char *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)(f->part->layers * f->map->experts) * sizeof *f->far));
@@ -1701,7 +1718,7 @@ static tr_status tri_mpi_fetch_part(tri_mpi_afar *f, tri_mpi_kept *x, const tri_
     int moved = 0;
     int32_t region = far->w[k].region[which];
     if (!bytes) return TR_OK;
-    if (region < 0 || region >= f->regions)
+    if (region < 0)
         return tr_fail(f->m->ctx, TR_ERR_PEER, "rank %lld does not say where its scales of %s "
                        "are", (long long)far->rank, x->w[k].name);
     part.peer = (int)far->rank;

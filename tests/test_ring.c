@@ -282,6 +282,11 @@ static void test_damaged(void)
         if (i % 3 == 0 || i >= sizeof(ring_head)) open_image(bytes, size);
     }
     CHECK_FAILS(ctx, TR_ERR_IO, "none.ring No such file", ring_open(ctx, &l, in(dir, "none.ring")));
+    CHECK_FAILS(ctx, TR_ERR_IO, "damaged no regular file", ring_open(ctx, &l, dir));
+    CHECK(mkfifo(in(dir, "pipe.ring"), 0600) == 0);         /* that nobody writes to */
+    CHECK_FAILS(ctx, TR_ERR_IO, "pipe.ring no regular file",
+                ring_open(ctx, &l, in(dir, "pipe.ring")));
+    CHECK(ring_writer(in(dir, "pipe.ring")) == 0);
     free(bytes);
     free(image);
 }

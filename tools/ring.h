@@ -9,7 +9,7 @@
  *     ring_create(ctx, &r, "DIR", &who);                       DIR/rank-00003.ring
  *     ring_event(&r, RING_WAIT, 5, 2, 4096, 0, "dispatch");    layer 5, waits for rank 2
  *     ring_fail(&r, 5, RING_NOBODY, 2, RING_LATE, "rank 2 is late");
-    ring_end(&r, RING_FAILED, 0, 2, RING_LATE, "rank 2 is late");    the first ending stands
+ *     ring_end(&r, RING_FAILED, 0, 2, RING_LATE, "rank 2 is late");    the first ending stands
  *     ring_free(&r);
  *
  *     ring_log l;
@@ -38,6 +38,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #ifndef _WIN32
@@ -196,11 +197,21 @@ static inline int ring_alive(const ring_head *h)
 #endif
 }
 
+/* NULL: it cannot be opened, and errno says why, or is 0 if it is no regular file. Opening a pipe
+ * would wait until somebody writes to it. */
+static inline FILE *ring_file_open(const char *path)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) return NULL;
+    errno = 0;
+    return S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
+}
+
 /* The process that writes the ring at path, if it is one of this host and still there; else 0. */
 static inline int64_t ring_writer(const char *path)
 {
     ring_head h;
-    FILE *f = fopen(path, "rb");
+    FILE *f = ring_file_open(path);
     size_t n = f ? fread(&h, 1, sizeof h, f) : 0;
     if (f) fclose(f);
     if (n != sizeof h || memcmp(h.magic, RING_MAGIC, sizeof h.magic) != 0 ||
@@ -483,8 +494,9 @@ static inline tr_status ring_open(tr_ctx *ctx, ring_log *out, const char *path)
     FILE *file;
     tr_status s;
     memset(out, 0, sizeof *out);
-    file = fopen(path, "rb");
-    if (!file) return tr_fail(ctx, TR_ERR_IO, "%s: %s", path, strerror(errno));
+    file = ring_file_open(path);
+    if (!file) return tr_fail(ctx, TR_ERR_IO, "%s: %s", path,
+                              errno ? strerror(errno) : "is no regular file");
     s = tr_alloc(ctx, &p, sizeof *f + 1);
     if (s != TR_OK) { fclose(file); return s; }
     f = (ring_file *)p;

@@ -244,6 +244,9 @@ for l in tp=2 cp=2; do
         --input $W/nan.st --layout $l
 done
 gives 'a folder of rings that cannot be' 2 2 "$W/map.json/x" $R --rings $W/map.json/x
+deep=$W/$(printf '%0250d/%0250d' 0 0)           # cut to what has room it would be another folder
+mkdir -p $deep
+gives 'a folder of rings far down' 2 2 "--rings $((${#deep} + 6)) 511" $R --rings $deep/rings
 
 echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]],\"01\":[[$even],[$odd]]}}" > $W/key.json
 gives 'a map of a layer that is none' 2 2 "$W/key.json \"01\"" $R --experts $W/key.json

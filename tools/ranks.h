@@ -257,16 +257,22 @@ static tr_status rings_folder(app *a, tr_ctx *ctx)
     tr_status s = TR_OK;
     w->rings_stay = dir != NULL;
     if (w->rank == 0) {
-        snprintf(w->rings, sizeof w->rings, "%s/trillion-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-        if (dir) snprintf(w->rings, sizeof w->rings, "%s", dir);
-        else if (!mkdtemp(w->rings))
+        int n = dir ? snprintf(w->rings, sizeof w->rings, "%s", dir)
+                    : snprintf(w->rings, sizeof w->rings, "%s/trillion-XXXXXX",
+                               tmp && *tmp ? tmp : "/tmp");
+        if (n < 0 || (size_t)n >= sizeof w->rings)
+            s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: a path of %d "
+                        "bytes, where %zu are allowed", dir ? "--rings" : "TMPDIR", n,
+                        sizeof w->rings - 1);
+        else if (!dir && !mkdtemp(w->rings))
             s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: %s; --rings DIR "
                         "names one", w->rings, strerror(errno));
     }
+    if (s != TR_OK) w->rings[0] = 0;        /* the others make none */
     watch_begin("the first broadcast", w->deadline);
     must_mpi(a, MPI_Bcast(w->rings, sizeof w->rings, MPI_BYTE, 0, w->comm), "MPI_Bcast");
     watch_end();
-    if (s == TR_OK && mkdir(w->rings, 0777) != 0 && errno != EEXIST)
+    if (*w->rings && mkdir(w->rings, 0777) != 0 && errno != EEXIST)
         s = tr_fail(ctx, TR_ERR_IO, "%s: no folder for the rings can be made: %s", w->rings,
                     strerror(errno));
     return s == TR_OK && w->first ? rings_unused(ctx, w->rings) : s;

@@ -403,11 +403,11 @@ typedef struct tri_mpi_msg {
 } tri_mpi_msg;
 
 /* A value of which this rank has computed its share of dimension dim. */
-typedef struct tri_mpi_held {
+typedef struct tri_mpi_note {
     tr_view x;                              /* as if whole */
     int     dim;
     int64_t units;                          /* equal pieces of it, dealt to the tp ranks */
-} tri_mpi_held;
+} tri_mpi_note;
 
 /* Scratch by what it holds; A, B, C serve one function at a time, whatever it needs. */
 typedef enum tri_mpi_buf_id {
@@ -430,7 +430,7 @@ struct tr_mpi {
     tri_mpi_peer *peer;                     /* [size] */
     int       layer;                        /* where this rank is, for heads and sentences */
     tri_mpi_msg **msg;  int msgs, msg_cap;  /* pool; [0, msgs) in use */
-    tri_mpi_held *held;  int n_held, held_cap;      /* values in part */
+    tri_mpi_note *note;  int notes, note_cap;       /* values in part */
     uint64_t  call;                         /* checksum of the batches run so far */
     tri_mpi_buf buf[TRI_MPI_BUF_COUNT];     /* grown as needed, used again */
 };
@@ -971,7 +971,7 @@ void tr_mpi_free(tr_mpi *m)
     if (failed) return;                 /* MPI may still write to what messages point to */
     for (int i = 0; i < m->msg_cap; i++) tr_free(ctx, m->msg[i]);
     tr_free(ctx, m->msg);
-    tr_free(ctx, m->held);
+    tr_free(ctx, m->note);
     for (int i = 0; i < TRI_MPI_BUF_COUNT; i++) tr_free(ctx, m->buf[i].p);
     tr_free(ctx, m->peer);
     tr_free(ctx, m);
@@ -2024,50 +2024,49 @@ static int tri_mpi_overlap(tr_view a, tr_view b)
 static void tri_mpi_forget(tr_mpi *m, tr_view v)
 {
     int n = 0;
-    for (int i = 0; i < m->n_held; i++)
-        if (!tri_mpi_overlap(m->held[i].x, v)) m->held[n++] = m->held[i];
-    m->n_held = n;
+    for (int i = 0; i < m->notes; i++)
+        if (!tri_mpi_overlap(m->note[i].x, v)) m->note[n++] = m->note[i];
+    m->notes = n;
 }
 
-static const tri_mpi_held *tri_mpi_find(const tr_mpi *m, tr_view v)
+static const tri_mpi_note *tri_mpi_find(const tr_mpi *m, tr_view v)
 {
-    for (int i = 0; i < m->n_held; i++)
-        if (tri_mpi_overlap(m->held[i].x, v)) return &m->held[i];
+    for (int i = 0; i < m->notes; i++)
+        if (tri_mpi_overlap(m->note[i].x, v)) return &m->note[i];
     return NULL;
 }
 
 /* v is read whole. */
 static tr_status tri_mpi_need(tr_mpi *m, tr_view v)
 {
-    const tri_mpi_held *h;
-    while ((h = tri_mpi_find(m, v)) != NULL) {
-        tri_mpi_held whole = *h;
-        tri_mpi_forget(m, whole.x);
-        TRI_MPI_TRY(tr_mpi_gather(m, TR_MPI_TP, TR_MPI_ROWS, "gather", whole.x, whole.dim,
-                                  whole.units));
+    const tri_mpi_note *found;
+    while ((found = tri_mpi_find(m, v)) != NULL) {
+        tri_mpi_note n = *found;
+        tri_mpi_forget(m, n.x);
+        TRI_MPI_TRY(tr_mpi_gather(m, TR_MPI_TP, TR_MPI_ROWS, "gather", n.x, n.dim, n.units));
     }
     return TR_OK;
 }
 
-/* v is written in part. */
-static tr_status tri_mpi_keep(tr_mpi *m, tr_view x, int dim, int64_t units)
+/* x is written in part. */
+static tr_status tri_mpi_remember(tr_mpi *m, tr_view x, int dim, int64_t units)
 {
-    tri_mpi_held *h;
+    tri_mpi_note *n;
     tri_mpi_forget(m, x);
     if (!tr_view_numel(x)) return TR_OK;
-    if (m->n_held == m->held_cap) {
+    if (m->notes == m->note_cap) {
         void *p;
-        int cap = 2 * m->held_cap + 16;
-        TRI_MPI_TRY(tr_alloc(m->ctx, &p, (size_t)cap * sizeof *m->held));
-        if (m->held) memcpy(p, m->held, (size_t)m->n_held * sizeof *m->held);
-        tr_free(m->ctx, m->held);
-        m->held = (tri_mpi_held *)p;
-        m->held_cap = cap;
+        int cap = 2 * m->note_cap + 16;
+        TRI_MPI_TRY(tr_alloc(m->ctx, &p, (size_t)cap * sizeof *m->note));
+        if (m->note) memcpy(p, m->note, (size_t)m->notes * sizeof *m->note);
+        tr_free(m->ctx, m->note);
+        m->note = (tri_mpi_note *)p;
+        m->note_cap = cap;
     }
-    h = &m->held[m->n_held++];
-    h->x = x;
-    h->dim = dim;
-    h->units = units;
+    n = &m->note[m->notes++];
+    n->x = x;
+    n->dim = dim;
+    n->units = units;
     return TR_OK;
 }
 
@@ -2076,12 +2075,12 @@ static tr_status tri_mpi_keep(tr_mpi *m, tr_view x, int dim, int64_t units)
 static int64_t tri_mpi_units_of(const tr_mpi *m, tr_view v, int dim)
 {
     int64_t units = 0, rows = 0;
-    for (int i = 0; i < m->n_held; i++) {
-        const tri_mpi_held *h = &m->held[i];
-        if (!tri_mpi_overlap(h->x, v)) continue;
-        if (!units) units = h->units;
-        if (h->units != units || h->dim != dim) return -1;
-        rows += h->x.shape[0];
+    for (int i = 0; i < m->notes; i++) {
+        const tri_mpi_note *n = &m->note[i];
+        if (!tri_mpi_overlap(n->x, v)) continue;
+        if (!units) units = n->units;
+        if (n->units != units || n->dim != dim) return -1;
+        rows += n->x.shape[0];
     }
     return units && dim && rows < v.shape[0] ? -1 : units;
 }
@@ -2119,12 +2118,11 @@ static tr_status tri_mpi_cut(tr_mpi_run *r, const tri_mpi_operand *o, int n, int
         return TR_OK;
     }
     *empty = mine.begin == mine.end;
-    for (int i = 0; i < n; i++)
-        if (o[i].out && !tr_view_is_none(*o[i].v))
-            TRI_MPI_TRY(tri_mpi_keep(r->m, *o[i].v, o[i].dim, units));
-    for (int i = 0; i < n; i++)
-        if (!tr_view_is_none(*o[i].v))
-            *o[i].v = tri_mpi_share(*o[i].v, o[i].dim, units, r->tp.n, r->tp.me);
+    for (int i = 0; i < n; i++) {
+        if (tr_view_is_none(*o[i].v)) continue;
+        if (o[i].out) TRI_MPI_TRY(tri_mpi_remember(r->m, *o[i].v, o[i].dim, units));
+        *o[i].v = tri_mpi_share(*o[i].v, o[i].dim, units, r->tp.n, r->tp.me);
+    }
     return TR_OK;
 }
 
@@ -2240,7 +2238,7 @@ static tr_status tri_mpi_matmul(void *user, tr_ctx *ctx, const tr_matmul_args *a
         tri_mpi_forget(r->m, a.y);
         return r->local.matmul(r->local.user, ctx, &a);
     }
-    TRI_MPI_TRY(tri_mpi_keep(r->m, a.y, 1, O / a.w->unit));
+    TRI_MPI_TRY(tri_mpi_remember(r->m, a.y, 1, O / a.w->unit));
     a.y = tr_view_slice(a.y, 1, a.w->row0, a.w->rows);
     if (!tr_view_is_none(a.bias)) a.bias = tr_view_slice(a.bias, 0, a.w->row0, a.w->rows);
     return a.w->rows ? r->local.matmul(r->local.user, ctx, &a) : TR_OK;
@@ -3013,7 +3011,7 @@ static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args 
                                                         t.expert[slot], r->stage.me, n);
             else memset(y.data, 0, (size_t)t.O * t.elem);       /* a slot that no expert has is 0 */
         }
-    if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_keep(r->m, a->y, 0, N));
+    if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_remember(r->m, a->y, 0, N));
     TRI_MPI_TRY(tri_mpi_choose(&t));
     return tri_mpi_travel(&t);
 }
@@ -3452,7 +3450,7 @@ tr_status tr_mpi_see(tr_mpi_run *r, const tr_images *im, const tr_batch *b)
                         "for %lld", tr_family_name(r->mm->part->cfg.family), (long long)n,
                         (long long)im->n);
     }
-    r->m->n_held = 0;
+    r->m->notes = 0;
     if (s == TR_OK && !r->pp.me) s = tri_mpi_see_part(r, im, b, owner);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
     return tri_mpi_show_taps(r, im->n);
@@ -3621,7 +3619,7 @@ tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
     for (int64_t k = 0; k < mine.B; k++) N += mine.T[k];
     memset(&own, 0, sizeof own);
     if (first) s = tri_mpi_hidden_in(r, b, in, N, &own);
-    r->m->n_held = 0;
+    r->m->notes = 0;
     if (s == TR_OK) s = tr_forward(r->run, &mine, first ? &own : NULL);
     if (s == TR_OK && r->pp.me + 1 < r->pp.n) s = tri_mpi_hidden_out(r, N);
     r->m->layer = -1;

@@ -1499,37 +1499,38 @@ static int tri_mpi_server(const tr_mpi_map *map, int64_t layer, int64_t e, int m
 
 enum { TRI_MPI_REGIONS = 32 };              /* of a window */
 
-/* Where a matrix lies at its holder: elements, scales (region -1: it has none). */
+/* Where a matrix lies at its holder: elements, scales; region -1: nowhere. */
 typedef struct tri_mpi_spot { MPI_Aint at[2]; int32_t region[2]; } tri_mpi_spot;
 
-typedef struct tri_mpi_far {                /* an expert of another place */
-    tri_mpi_spot w[3];
-    int64_t rank;                           /* its holder */
-} tri_mpi_far;
+typedef struct tri_mpi_remote {             /* an expert of another place */
+    tri_mpi_spot w[3];                      /* gate, up, down */
+    int      rank;                          /* its holder */
+} tri_mpi_remote;
 
+/* Room for one expert that was fetched. */
 typedef struct tri_mpi_kept {
-    int64_t   layer, expert;                /* -1: empty */
-    uint64_t  used;                         /* when last */
+    int64_t   layer, expert;                /* the layer of this part; -1: empty */
+    uint64_t  used;                         /* when last, by the clock below */
     int       wanted;                       /* on its way, or about to compute: stays */
-    tri_mpi_msg *x[6];  int n;              /* on their way */
-    tr_weight w[3];
+    tri_mpi_msg *msg[6];  int msgs;         /* elements and scales on their way */
+    tr_weight w[3];                         /* as of `part`, their memory in buf */
     tri_mpi_buf buf;
 } tri_mpi_kept;
 
-typedef struct tri_mpi_afar {
-    tr_mpi   *m;
+typedef struct tri_mpi_fetch {
+    tr_mpi   *m;                            /* NULL: nothing is fetched */
     const tr_model *part;
     const tr_mpi_map *map;
     MPI_Win  *window;  int windows;
-    unsigned char *attached;                /* [regions] */
+    unsigned char *attached;                /* [regions] 1: open to the others */
     int       regions;                      /* two a file: what is mapped, and what is a copy */
-    tri_mpi_far *far;                       /* [layers, E] of the stage */
-    tri_mpi_kept *kept;                     /* [keep] */
-    uint64_t  clock;
-} tri_mpi_afar;
+    tri_mpi_remote *remote;                 /* [layers of the part, E] those not held here */
+    tri_mpi_kept *kept;                     /* [map.keep] */
+    uint64_t  clock;                        /* counts what is wanted */
+} tri_mpi_fetch;
 
 /* The region that p lies in, open to the others from now on. */
-static tr_status tri_mpi_region(tri_mpi_afar *f, const void *p, int32_t *out)
+static tr_status tri_mpi_region(tri_mpi_fetch *f, const void *p, int32_t *out)
 {
     for (int r = 0; r < f->regions; r++) {
         const tr_st *file = &f->part->shards.file[r / 2];
@@ -1547,34 +1548,49 @@ static tr_status tri_mpi_region(tri_mpi_afar *f, const void *p, int32_t *out)
                    f->part->shards.dir);
 }
 
-/* Where this rank's own experts lie. */
-static tr_status tri_mpi_tell_where(tri_mpi_afar *f, tri_mpi_far *own)
+/* own [layers, E] becomes where this rank's experts lie; others lie nowhere. */
+static tr_status tri_mpi_where(tri_mpi_fetch *f, tri_mpi_remote *own)
 {
-    int64_t E = f->part->cfg.experts;
-    for (int64_t i = 0; i < f->part->layers * E; i++)
+    int64_t E = f->part->cfg.experts, n = f->part->layers * E;
+    if (n) memset(own, 0, (size_t)n * sizeof *own);
+    for (int64_t i = 0; i < n; i++)
         for (int k = 0; k < 3; k++) {
             const tr_weight *list = f->part->layer[i / E].expert[k], *w;
-            tri_mpi_spot *l = &own[i].w[k];
+            tri_mpi_spot *spot = &own[i].w[k];
+            spot->region[0] = spot->region[1] = -1;
             if (!list || !list[i % E].q) continue;
             w = &list[i % E];
-            l->region[1] = -1;
-            MPI_Get_address(w->q, &l->at[0]);
-            TRI_MPI_TRY(tri_mpi_region(f, w->q, &l->region[0]));
+            MPI_Get_address(w->q, &spot->at[0]);
+            TRI_MPI_TRY(tri_mpi_region(f, w->q, &spot->region[0]));
             if (!w->s) continue;
-            MPI_Get_address(w->s, &l->at[1]);
-            TRI_MPI_TRY(tri_mpi_region(f, w->s, &l->region[1]));
+            MPI_Get_address(w->s, &spot->at[1]);
+            TRI_MPI_TRY(tri_mpi_region(f, w->s, &spot->region[1]));
         }
     return TR_OK;
 }
 
-/* Reads a byte of each window of a place, where `at` says that its experts are. */
-static tr_status tri_mpi_try_windows(tri_mpi_afar *f, const tri_mpi_far *at, int place)
+/* at [layers, E] says where the experts of a place lie: kept of those that it serves here. */
+static void tri_mpi_learn(tri_mpi_fetch *f, const tri_mpi_remote *at, int place)
+{
+    tr_mpi_group stage = tr_mpi_group_of(f->m, TR_MPI_IN_STAGE);
+    int64_t E = f->part->cfg.experts;
+    for (int64_t i = 0; i < f->part->layers * E; i++) {
+        int64_t layer = f->part->first + i / E;
+        if (!tri_mpi_has_experts(&f->part->cfg, layer) ||
+            tri_mpi_server(f->map, layer, i % E, stage.me, 0) != place) continue;
+        f->remote[i] = at[i];
+        f->remote[i].rank = stage.first + place;
+    }
+}
+
+/* Reads a byte of each window of a place, where `at` [layers, E] says that its experts are. */
+static tr_status tri_mpi_try_windows(tri_mpi_fetch *f, const tri_mpi_remote *at, int place)
 {
     tr_mpi *m = f->m;
     int64_t E = f->part->cfg.experts;
     unsigned char *tried, byte;
     void *p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS, (size_t)f->windows, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_B, (size_t)f->windows, &p));
     tried = (unsigned char *)p;
     memset(tried, 0, (size_t)f->windows);
     for (int64_t i = 0; i < f->part->layers * E; i++)
@@ -1597,67 +1613,68 @@ static tr_status tri_mpi_try_windows(tri_mpi_afar *f, const tri_mpi_far *at, int
     return TR_OK;
 }
 
-/* Windows that the rank with the most shards needs: all make as many. */
-static tr_status tri_mpi_windows_needed(tri_mpi_afar *f, int32_t *out)
+/* (all) Windows that the rank with the most shards needs. */
+static tr_status tri_mpi_windows_needed(tri_mpi_fetch *f, int32_t *out)
 {
     tr_mpi *m = f->m;
     int32_t mine = (f->regions - 1) / TRI_MPI_REGIONS + 1, *all;
     void *p;
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_LISTS, (size_t)m->size * sizeof *all, &p));
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *all, &p));
     all = (int32_t *)p;
     TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_CONTROL, "windows needed", &mine, all, sizeof mine));
     *out = mine;
-    for (int i = 0; m->rank == 0 && i < m->size; i++) if (all[i] > *out) *out = all[i];
-    TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "windows needed", 0, out, sizeof *out));
-    TRI_MPI_TRY(tr_mpi_agree(m, tr_alloc(m->ctx, &p, (size_t)*out * sizeof *f->window)));
+    for (int i = 0; m->rank == 0 && i < m->size; i++)
+        if (all[i] > *out) *out = all[i];
+    return tr_mpi_bcast(m, TR_MPI_ALL, TR_MPI_CONTROL, "windows needed", 0, out, sizeof *out);
+}
+
+/* (all) What MPI refuses here ends m: who has which windows is not known after it. */
+static tr_status tri_mpi_windows(tri_mpi_fetch *f)
+{
+    tr_mpi *m = f->m;
+    int32_t n;
+    tr_status s;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_windows_needed(f, &n));
+    s = tr_alloc(m->ctx, &p, (size_t)n * sizeof *f->window);
     f->window = (MPI_Win *)p;
+    TRI_MPI_TRY(tr_mpi_agree(m, s));
+    while (f->windows < n) {
+        MPI_Win *w = &f->window[f->windows++];
+        tri_mpi_blocks(m, "MPI_Win_create_dynamic");
+        TRI_MPI_TRY(tri_mpi_check(m, MPI_Win_create_dynamic(MPI_INFO_NULL, m->comm, w),
+                                  "MPI_Win_create_dynamic"));
+        MPI_Win_set_errhandler(*w, MPI_ERRORS_RETURN);
+        TRI_MPI_TRY(tri_mpi_check(m, MPI_Win_lock_all(MPI_MODE_NOCHECK, *w), "MPI_Win_lock_all"));
+    }
     return TR_OK;
 }
 
-/* One window after the other, and where everything lies, place by place. */
-static tr_status tri_mpi_windows(tri_mpi_afar *f)
+/* (all) Where everything lies, place by place; whoever hears of it tries it at once. */
+static tr_status tri_mpi_tell_where(tri_mpi_fetch *f)
 {
     tr_mpi *m = f->m;
     tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
-    int64_t E = f->part->cfg.experts, n = f->part->layers * E;
-    tri_mpi_far *own, *theirs;
-    int32_t windows;
-    tr_status s = tri_mpi_windows_needed(f, &windows);
+    size_t n = (size_t)(f->part->layers * f->part->cfg.experts);
+    tri_mpi_remote *own, *theirs;
     void *p;
-    if (s != TR_OK) return s;
-    for (; s == TR_OK && f->windows < windows; f->windows++) {
-        MPI_Win *w = &f->window[f->windows];
-        tri_mpi_blocks(m, "MPI_Win_create_dynamic");
-        s = tri_mpi_check(m, MPI_Win_create_dynamic(MPI_INFO_NULL, m->comm, w),
-                          "MPI_Win_create_dynamic");
-        if (s == TR_OK) MPI_Win_set_errhandler(*w, MPI_ERRORS_RETURN);
-        if (s == TR_OK)
-            s = tri_mpi_check(m, MPI_Win_lock_all(MPI_MODE_NOCHECK, *w), "MPI_Win_lock_all");
-    }
-    if (s != TR_OK) return tr_mpi_raise(m, s);      /* who has which windows is not known */
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A, 2 * (size_t)n * sizeof *own, &p));
-    own = (tri_mpi_far *)p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_A, 2 * n * sizeof *own, &p));
+    own = (tri_mpi_remote *)p;
     theirs = own + n;
-    if (n) memset(own, 0, (size_t)n * sizeof *own);
-    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_tell_where(f, own)));
+    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_where(f, own)));
     for (int place = 0; place < stage.n; place++) {
-        tri_mpi_far *at = place == stage.me ? own : theirs;
+        tri_mpi_remote *at = place == stage.me ? own : theirs;
         TRI_MPI_TRY(tr_mpi_bcast(m, TR_MPI_IN_STAGE, TR_MPI_CONTROL, "where experts lie", place,
-                                 at, (uint64_t)n * sizeof *at));
-        for (int64_t i = 0; place != stage.me && i < n; i++) {
-            int64_t layer = f->part->first + i / E;
-            if (!tri_mpi_has_experts(&f->part->cfg, layer) ||
-                tri_mpi_server(f->map, layer, i % E, stage.me, 0) != place) continue;
-            f->far[i] = at[i];
-            f->far[i].rank = stage.first + place;
-        }
-        if (place != stage.me) TRI_MPI_TRY(tri_mpi_try_windows(f, theirs, place));
+                                 at, n * sizeof *at));
+        if (place == stage.me) continue;
+        tri_mpi_learn(f, theirs, place);
+        TRI_MPI_TRY(tri_mpi_try_windows(f, theirs, place));
     }
     tri_mpi_event(m, TR_MPI_EVENT_STEP, "windows open", -1, 0, 0);
     return TR_OK;
 }
 
-static tr_status tri_mpi_afar_room(tri_mpi_afar *f)
+static tr_status tri_mpi_fetch_room(tri_mpi_fetch *f)
 {
     tr_ctx *ctx = f->m->ctx;
     size_t regions = 2 * (size_t)f->part->shards.files;
@@ -1668,28 +1685,29 @@ static tr_status tri_mpi_afar_room(tri_mpi_afar *f)
     f->regions = (int)regions;
     TRI_MPI_TRY(tr_alloc(ctx, &p, regions));
     f->attached = (unsigned char *)p;
-    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)(f->part->layers * f->map->experts) * sizeof *f->far));
-    f->far = (tri_mpi_far *)p;
+    TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)(f->part->layers * f->map->experts) * sizeof *f->remote));
+    f->remote = (tri_mpi_remote *)p;
     TRI_MPI_TRY(tr_alloc(ctx, &p, (size_t)f->map->keep * sizeof *f->kept));
     f->kept = (tri_mpi_kept *)p;
     for (int64_t i = 0; i < f->map->keep; i++) f->kept[i].layer = f->kept[i].expert = -1;
     return TR_OK;
 }
 
-/* (all) Nothing if there is nothing to fetch. part and map outlive it. */
-static tr_status tri_mpi_afar_open(tr_mpi *m, tri_mpi_afar *f, const tr_model *part,
+/* (all) Nothing if there is nothing to fetch. part and map outlive f. */
+static tr_status tri_mpi_fetch_open(tr_mpi *m, tri_mpi_fetch *f, const tr_model *part,
                                    const tr_mpi_map *map)
 {
     if (!map->fetch || map->places == 1) return TR_OK;
     f->m = m;
     f->part = part;
     f->map = map;
-    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_afar_room(f)));
-    return tri_mpi_windows(f);
+    TRI_MPI_TRY(tr_mpi_agree(m, tri_mpi_fetch_room(f)));
+    TRI_MPI_TRY(tri_mpi_windows(f));
+    return tri_mpi_tell_where(f);
 }
 
 /* (all) When all are here nobody reads any more. */
-static tr_status tri_mpi_afar_close(tri_mpi_afar *f)
+static tr_status tri_mpi_fetch_close(tri_mpi_fetch *f)
 {
     if (!f->m) return TR_OK;
     if (f->windows) TRI_MPI_TRY(tr_mpi_agree(f->m, TR_OK));
@@ -1702,7 +1720,7 @@ static tr_status tri_mpi_afar_close(tri_mpi_afar *f)
     for (int64_t i = 0; f->kept && i < f->map->keep; i++) tr_free(f->m->ctx, f->kept[i].buf.p);
     tr_free(f->m->ctx, f->window);
     tr_free(f->m->ctx, f->attached);
-    tr_free(f->m->ctx, f->far);
+    tr_free(f->m->ctx, f->remote);
     tr_free(f->m->ctx, f->kept);
     return TR_OK;
 }
@@ -1711,29 +1729,29 @@ static tr_status tri_mpi_afar_close(tri_mpi_afar *f)
 
 /* Begins to read the elements or the scales (which 0, 1) of matrix k to p; bytes 0: there are
  * none. */
-static tr_status tri_mpi_fetch_part(tri_mpi_afar *f, tri_mpi_kept *x, const tri_mpi_far *far, int k,
-                                    int which, void *p, size_t bytes)
+static tr_status tri_mpi_fetch_bytes(tri_mpi_fetch *f, tri_mpi_kept *x, const tri_mpi_remote *from,
+                                     int k, int which, void *p, size_t bytes)
 {
     tr_mpi_part part;
     int moved = 0;
-    int32_t region = far->w[k].region[which];
+    int32_t region = from->w[k].region[which];
     if (!bytes) return TR_OK;
     if (region < 0)
-        return tr_fail(f->m->ctx, TR_ERR_PEER, "rank %lld does not say where its scales of %s "
-                       "are", (long long)far->rank, x->w[k].name);
-    part.peer = (int)far->rank;
+        return tr_fail(f->m->ctx, TR_ERR_PEER, "rank %d does not say where its %s of %s are",
+                       from->rank, which ? "scales" : "elements", x->w[k].name);
+    part.peer = from->rank;
     part.data = p;
     part.bytes = bytes;
     TRI_MPI_TRY(tri_mpi_post_get(f->m, TR_MPI_FETCH, "expert fetched", &part,
-                                 f->window[region / TRI_MPI_REGIONS], far->w[k].at[which],
-                                 &x->x[x->n]));
-    return tri_mpi_push(f->m, x->x[x->n++], &moved);
+                                 f->window[region / TRI_MPI_REGIONS], from->w[k].at[which],
+                                 &x->msg[x->msgs]));
+    return tri_mpi_push(f->m, x->msg[x->msgs++], &moved);
 }
 
-/* Begins to read all of expert e of a layer of this part into x. */
-static tr_status tri_mpi_fetch(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kept *x)
+/* Begins to read all of expert e of layer l of this part into x. */
+static tr_status tri_mpi_fetch_expert(tri_mpi_fetch *f, int64_t l, int64_t e, tri_mpi_kept *x)
 {
-    const tri_mpi_far *far = &f->far[l * f->part->cfg.experts + e];
+    const tri_mpi_remote *from = &f->remote[l * f->part->cfg.experts + e];
     tr_ctx *ctx = f->m->ctx;
     size_t q[3], s[3], all = 0;
     unsigned char *at;
@@ -1750,8 +1768,8 @@ static tr_status tri_mpi_fetch(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_ke
     for (int k = 0; k < 3; k++) {
         x->w[k].q = at;
         x->w[k].s = s[k] ? at + q[k] : NULL;
-        TRI_MPI_TRY(tri_mpi_fetch_part(f, x, far, k, 0, at, q[k]));
-        TRI_MPI_TRY(tri_mpi_fetch_part(f, x, far, k, 1, at + q[k], s[k]));
+        TRI_MPI_TRY(tri_mpi_fetch_bytes(f, x, from, k, 0, at, q[k]));
+        TRI_MPI_TRY(tri_mpi_fetch_bytes(f, x, from, k, 1, at + q[k], s[k]));
         at += q[k] + s[k];
     }
     x->layer = l;
@@ -1761,7 +1779,7 @@ static tr_status tri_mpi_fetch(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_ke
 
 /* Expert e of layer l of this part: *out has it, or is getting it, and keeps it until its `wanted`
  * is taken back; NULL: all are wanted. */
-static tr_status tri_mpi_want(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kept **out)
+static tr_status tri_mpi_want(tri_mpi_fetch *f, int64_t l, int64_t e, tri_mpi_kept **out)
 {
     tri_mpi_kept *best = NULL;
     *out = NULL;
@@ -1772,7 +1790,7 @@ static tr_status tri_mpi_want(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kep
         if (has) break;
     }
     if (!best) return TR_OK;
-    if (best->layer != l || best->expert != e) TRI_MPI_TRY(tri_mpi_fetch(f, l, e, best));
+    if (best->layer != l || best->expert != e) TRI_MPI_TRY(tri_mpi_fetch_expert(f, l, e, best));
     best->used = ++f->clock;
     best->wanted = 1;
     *out = best;
@@ -1780,11 +1798,11 @@ static tr_status tri_mpi_want(tri_mpi_afar *f, int64_t l, int64_t e, tri_mpi_kep
 }
 
 /* All of x is here, and sound. */
-static tr_status tri_mpi_arrive(tri_mpi_afar *f, tri_mpi_kept *x)
+static tr_status tri_mpi_arrive(tri_mpi_fetch *f, tri_mpi_kept *x)
 {
-    int n = x->n;
-    x->n = 0;
-    if (n) TRI_MPI_TRY(tri_mpi_wait(f->m, x->x, n));
+    int n = x->msgs;
+    x->msgs = 0;
+    if (n) TRI_MPI_TRY(tri_mpi_wait(f->m, x->msg, n));
     for (int k = 0; k < 3; k++)
         if (!x->w[k].finite) TRI_MPI_TRY(tr_weight_check(f->m->ctx, &x->w[k]));
     return TR_OK;
@@ -1808,7 +1826,7 @@ struct tr_mpi_model {
     tr_model  *part;
     tr_range   layers;          /* of all stages */
     tr_mpi_map map;
-    tri_mpi_afar afar;
+    tri_mpi_fetch fetch;
 };
 
 tr_model *tr_mpi_model_part(const tr_mpi_model *mm) { return mm->part; }
@@ -1939,7 +1957,7 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
         tri_mpi_map_sha256(&mm->map, hash);
         s = tr_mpi_same(m, "the map of experts", hash);
     }
-    if (s == TR_OK) s = tri_mpi_afar_open(m, &mm->afar, mm->part, &mm->map);
+    if (s == TR_OK) s = tri_mpi_fetch_open(m, &mm->fetch, mm->part, &mm->map);
     if (s == TR_OK) *out = mm;
     else tr_mpi_model_close(mm);
     return s;
@@ -1947,7 +1965,7 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
 
 void tr_mpi_model_close(tr_mpi_model *mm)
 {
-    if (!mm || tri_mpi_afar_close(&mm->afar) != TR_OK) return;      /* others may read here */
+    if (!mm || tri_mpi_fetch_close(&mm->fetch) != TR_OK) return;      /* others may read here */
     tr_model_close(mm->part);
     tr_mpi_map_free(mm->m->ctx, &mm->map);
     tr_free(mm->m->ctx, mm);
@@ -2875,7 +2893,7 @@ static tr_status tri_mpi_ask(tri_mpi_trip *t)
     int64_t l = t->r->run->layer->index - t->r->mm->part->first;
     for (; t->asked < t->comers; t->asked++) {
         tri_mpi_comer *c = &t->comer[t->asked];
-        TRI_MPI_TRY(tri_mpi_want(&t->r->mm->afar, l, c->expert, &c->x));
+        TRI_MPI_TRY(tri_mpi_want(&t->r->mm->fetch, l, c->expert, &c->x));
         if (!c->x) break;
     }
     return TR_OK;
@@ -2931,7 +2949,7 @@ static tr_status tri_mpi_comers(tri_mpi_trip *t)
 {
     for (int64_t i = 0; i < t->comers; i++) {
         tri_mpi_comer *c = &t->comer[i];
-        TRI_MPI_TRY(tri_mpi_arrive(&t->r->mm->afar, c->x));
+        TRI_MPI_TRY(tri_mpi_arrive(&t->r->mm->fetch, c->x));
         TRI_MPI_TRY(tri_mpi_answer(t, c));
         c->x->wanted = 0;
         TRI_MPI_TRY(tri_mpi_ask(t));

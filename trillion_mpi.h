@@ -1254,6 +1254,11 @@ static unsigned char *tri_mpi_held_at(const tr_mpi_map *map, int place, int64_t 
     return map->held + ((int64_t)place * map->layers + layer) * map->experts;
 }
 
+static size_t tri_mpi_map_bytes(const tr_mpi_map *map)        /* of held */
+{
+    return (size_t)map->places * (size_t)map->layers * (size_t)map->experts;
+}
+
 static int tri_mpi_has_experts(const tr_config *c, int64_t layer)
 {
     return c->layer[layer].ffn == TR_FFN_MOE;
@@ -1860,76 +1865,91 @@ static void tri_mpi_sample(const tr_shards *sh, char out[65])
     tr_sha256_hex(&h, out);
 }
 
-/* Who has what, and who fetches: the ranks of a stage count on it. */
+/* Who has what, and who fetches: the ranks of a stage count on it. How many each keeps is its own. */
 static void tri_mpi_map_sha256(const tr_mpi_map *map, char out[65])
 {
     tr_sha256 h;
     tr_sha256_init(&h);
-    tr_sha256_update(&h, map->held, (size_t)(map->places * map->layers * map->experts));
+    tr_sha256_update(&h, map->held, tri_mpi_map_bytes(map));
     tr_sha256_update(&h, &map->fetch, sizeof map->fetch);
     tr_sha256_hex(&h, out);
 }
 
-/* What an expert is to this rank: 1 its own, 0 nothing, 2 perhaps fetched, so that its shape
- * matters. */
-static tr_status tri_mpi_bound(tr_mpi *m, const tr_mpi_map *map, int place, void **out)
+/* mm->map of what the caller gave; NULL: even. */
+static tr_status tri_mpi_take_map(tr_mpi_model *mm, const tr_mpi_map *map, const tr_config *c)
 {
+    tr_ctx *ctx = mm->m->ctx;
+    int places = tr_mpi_group_of(mm->m, TR_MPI_IN_STAGE).n;
+    if (!map) return tr_mpi_map_even(ctx, &mm->map, c, places);
+    if (map->places != places)
+        return tr_fail(ctx, TR_ERR_ARG, "a map of experts for %d ranks a stage, there are %d",
+                       map->places, places);
+    TRI_MPI_TRY(tr_mpi_map_check(ctx, map, c));
+    TRI_MPI_TRY(tri_mpi_map_new(ctx, &mm->map, c, places));
+    memcpy(mm->map.held, map->held, tri_mpi_map_bytes(map));
+    mm->map.fetch = map->fetch;
+    mm->map.keep = map->keep;
+    return TR_OK;
+}
+
+/* mm->layers, of all stages together: as opts say, and one a stage at least. */
+static tr_status tri_mpi_take_layers(tr_mpi_model *mm, const tr_config *c, const char *dir,
+                                     const tr_model_opts *opts)
+{
+    tr_ctx *ctx = mm->m->ctx;
+    int64_t layers, stages = mm->m->layout.pp;
+    TRI_MPI_TRY(tr_model_opts_layers(ctx, &mm->layers, c, dir, opts));
+    layers = mm->layers.end - mm->layers.begin;
+    if (layers < stages)
+        return tr_fail(ctx, TR_ERR_ARG, "%s: %lld layer%s (%lld to %lld) cannot be dealt to %lld "
+                       "stages", dir, (long long)layers, layers == 1 ? "" : "s",
+                       (long long)mm->layers.begin, (long long)(mm->layers.end - 1),
+                       (long long)stages);
+    return TR_OK;
+}
+
+/* held [layers, E] of tr_model_opts: 1 an expert of this rank, 2 one that it may fetch, of which it
+ * needs the shape, 0 any other. */
+static tr_status tri_mpi_held_here(tr_mpi_model *mm, void **held)
+{
+    const tr_mpi_map *map = &mm->map;
     int64_t n = map->layers * map->experts;
-    const unsigned char *held = tri_mpi_held_at(map, place, 0);
-    TRI_MPI_TRY(tr_alloc(m->ctx, out, n ? (size_t)n : 1));
+    const unsigned char *mine = tri_mpi_held_at(map, tr_mpi_group_of(mm->m, TR_MPI_IN_STAGE).me, 0);
+    TRI_MPI_TRY(tr_alloc(mm->m->ctx, held, n ? (size_t)n : 1));
     for (int64_t i = 0; i < n; i++)
-        ((unsigned char *)*out)[i] = held[i] ? 1 : map->fetch ? 2 : 0;
+        ((unsigned char *)*held)[i] = mine[i] ? 1 : map->fetch ? 2 : 0;
     return TR_OK;
 }
 
 /* This rank's part, on its own. */
-static tr_status tri_mpi_open_part(tr_mpi *m, tr_mpi_model *mm, const char *dir,
-                                   const tr_model_opts *opts, const tr_mpi_map *map)
+static tr_status tri_mpi_open_part(tr_mpi_model *mm, const char *dir, const tr_model_opts *opts,
+                                   const tr_mpi_map *map)
 {
-    tr_mpi_group tp = tr_mpi_group_of(m, TR_MPI_TP), pp = tr_mpi_group_of(m, TR_MPI_PP);
-    tr_mpi_group stage = tr_mpi_group_of(m, TR_MPI_IN_STAGE);
+    tr_mpi *m = mm->m;
+    tr_mpi_group tp = tr_mpi_group_of(m, TR_MPI_TP);
     tr_model_opts o;
     tr_config c;
     tr_range mine;
-    int64_t layers;
     tr_status s;
-    void *bound;
+    void *held;
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     TRI_MPI_TRY(tr_config_load(m->ctx, &c, dir, &o.config));
-    s = tr_model_opts_layers(m->ctx, &mm->layers, &c, dir, opts);
-    layers = mm->layers.end - mm->layers.begin;
-    if (s == TR_OK && layers < pp.n)
-        s = tr_fail(m->ctx, TR_ERR_ARG, "%s: %lld layer%s (%lld to %lld) cannot be dealt to %d "
-                    "stages", dir, (long long)layers, layers == 1 ? "" : "s",
-                    (long long)mm->layers.begin, (long long)(mm->layers.end - 1), pp.n);
-    if (s == TR_OK)
-        s = map ? tri_mpi_map_new(m->ctx, &mm->map, &c, stage.n)
-                : tr_mpi_map_even(m->ctx, &mm->map, &c, stage.n);
-    if (s == TR_OK && map) {
-        s = map->places != stage.n
-            ? tr_fail(m->ctx, TR_ERR_ARG, "a map of experts for %d ranks a stage, there are %d",
-                      map->places, stage.n)
-            : tr_mpi_map_check(m->ctx, map, &c);
-        if (s == TR_OK) memcpy(mm->map.held, map->held,
-                               (size_t)(map->places * map->layers * map->experts));
-        mm->map.fetch = map->fetch;
-        mm->map.keep = map->keep;
-    }
+    s = tri_mpi_take_layers(mm, &c, dir, opts);
+    if (s == TR_OK) s = tri_mpi_take_map(mm, map, &c);
     tr_config_free(m->ctx, &c);
     TRI_MPI_TRY(s);
-    mine = tr_mpi_stage_layers(mm, pp.me);
+    mine = tr_mpi_stage_layers(mm, tr_mpi_group_of(m, TR_MPI_PP).me);
     o.first = mine.begin;
     o.layers = mine.end - mine.begin;
     o.part = tp.me;
     o.parts = tp.n > 1 ? tp.n : 0;
-    TRI_MPI_TRY(tri_mpi_bound(m, &mm->map, stage.me, &bound));
-    o.held = (const unsigned char *)bound;
+    TRI_MPI_TRY(tri_mpi_held_here(mm, &held));
+    o.held = (const unsigned char *)held;
     s = tr_model_open(m->ctx, &mm->part, dir, &o);
-    tr_free(m->ctx, bound);
+    tr_free(m->ctx, held);
     return s;
 }
-
 
 tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
                             const tr_model_opts *opts, const tr_mpi_map *map)
@@ -1943,7 +1963,7 @@ tr_status tr_mpi_model_open(tr_mpi *m, tr_mpi_model **out, const char *dir,
         mm = (tr_mpi_model *)p;
         mm->m = m;
         tri_mpi_event(m, TR_MPI_EVENT_STEP, "opening the model", -1, 0, 0);
-        s = tri_mpi_open_part(m, mm, dir, opts, map);
+        s = tri_mpi_open_part(mm, dir, opts, map);
     }
     s = tr_mpi_agree(m, s);
     if (s == TR_OK)

@@ -1865,7 +1865,8 @@ static void tri_mpi_sample(const tr_shards *sh, char out[65])
     tr_sha256_hex(&h, out);
 }
 
-/* Who has what, and who fetches: the ranks of a stage count on it. How many each keeps is its own. */
+/* Who has what, and who fetches: the ranks of a stage count on it. What each keeps is its own
+ * affair. */
 static void tri_mpi_map_sha256(const tr_mpi_map *map, char out[65])
 {
     tr_sha256 h;
@@ -2569,7 +2570,8 @@ static tr_status tri_mpi_mla(void *user, tr_ctx *ctx, const tr_mla_args *args)
  * is needed for what others send, which only they know, so counts go first.
  * ========================================================================= */
 
-enum { TRI_MPI_SEGMENTS = 4, TRI_MPI_SEGMENT_ROWS = 256, TRI_MPI_COMES = -2 };
+enum { TRI_MPI_SEGMENTS = 4, TRI_MPI_SEGMENT_ROWS = 256 };     /* at most; at least, if several */
+enum { TRI_MPI_NO_PLACE = -1, TRI_MPI_FETCHED = -2 };          /* no expert; with one that came */
 
 typedef struct tri_mpi_pair { int32_t row, expert; } tri_mpi_pair;  /* row within its message */
 
@@ -2581,10 +2583,10 @@ typedef struct tri_mpi_lot {
 } tri_mpi_lot;
 
 /* An expert that comes to tokens of this rank instead. */
-typedef struct tri_mpi_comer {
+typedef struct tri_mpi_fetched {
     int64_t expert, tokens;
-    tri_mpi_kept *x;                        /* NULL: not begun */
-} tri_mpi_comer;
+    tri_mpi_kept *kept;                     /* NULL: not asked for yet */
+} tri_mpi_fetched;
 
 typedef struct tri_mpi_trip {
     tr_mpi_run *r;
@@ -2593,9 +2595,9 @@ typedef struct tri_mpi_trip {
     int64_t  K, I, O, E;
     size_t   elem;
     tr_range own;                           /* tokens that this rank sends */
-    int32_t *expert, *place;                /* [N K] of each slot, and who computes it; -1 none,
-                                               TRI_MPI_COMES this rank, with what it fetched */
-    tri_mpi_comer *comer;  int64_t comers, asked;       /* asked: fetched, or begun to be */
+    int32_t *expert, *place;                /* [N K] of each slot, -1: none; and who computes it,
+                                               TRI_MPI_NO_PLACE, TRI_MPI_FETCHED: this rank */
+    tri_mpi_fetched *fetched;  int64_t n_fetched, asked;    /* in order; asked for so far */
     tri_mpi_lot *out, *in;                  /* [G, S] */
     int64_t  out_rows, out_pairs, in_rows, in_pairs;
     tri_mpi_pair *out_pair, *in_pair;
@@ -2781,13 +2783,54 @@ static tr_status tri_mpi_sound(tri_mpi_trip *t, const int32_t *offset)
     return TR_OK;
 }
 
+/* b.g, b.u of the local operator for that many slots. */
+static tr_status tri_mpi_inner_room(const tri_mpi_trip *t, tr_experts_args *b, int64_t slots)
+{
+    tr_mpi *m = t->r->m;
+    int64_t F = t->a->g.shape[1];
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_GATES, (size_t)(slots * F) * t->elem, &p));
+    b->g = tr_view2(p, t->a->g.dtype, slots, F);
+    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_UPS, (size_t)(slots * F) * t->elem, &p));
+    b->u = tr_view2(p, t->a->u.dtype, slots, F);
+    return TR_OK;
+}
+
+/* The pairs that came in one segment, in the lots first [S], by expert: order and offset as the
+ * local operator takes them; at [pairs]: the slot of each, in the order in which they came; used
+ * [rows]: slots of each row. */
+static tr_status tri_mpi_sort_pairs(const tri_mpi_trip *t, const tri_mpi_lot *first, int32_t *order,
+                                    int32_t *offset, int32_t *at, int32_t *used)
+{
+    int64_t base = 0, k = 0;
+    for (int s = 0; s < t->S; base += first[s++].rows)
+        for (int64_t i = 0; i < first[s].pairs; i++, k++) {
+            tri_mpi_pair q = t->in_pair[first[s].pair_at + i];
+            if (q.row < 0 || q.row >= first[s].rows || q.expert < 0 || q.expert >= t->E ||
+                used[base + q.row] == t->K)
+                return tr_fail(t->r->m->ctx, TR_ERR_PEER, "rank %d asks for expert %d of row %d of "
+                               "%lld", t->r->stage.first + s, q.expert, q.row,
+                               (long long)first[s].rows);
+            at[k] = (int32_t)((base + q.row) * t->K + used[base + q.row]++);
+            offset[q.expert + 1]++;
+        }
+    for (int64_t e = 0; e < t->E; e++) offset[e + 1] += offset[e];
+    k = 0;
+    for (int s = 0; s < t->S; s++)
+        for (int64_t i = 0; i < first[s].pairs; i++)
+            order[offset[t->in_pair[first[s].pair_at + i].expert]++] = at[k++];
+    for (int64_t e = t->E; e > 0; e--) offset[e] = offset[e - 1];       /* each was moved on */
+    offset[0] = 0;
+    return TR_OK;
+}
+
 /* Segment g: all rows that came, through the local operator; answers packed by pair. */
 static tr_status tri_mpi_segment(tri_mpi_trip *t, int g)
 {
     tr_mpi *m = t->r->m;
-    tri_mpi_lot *first = tri_mpi_lot_of(t->in, t, g, 0);
+    const tri_mpi_lot *first = tri_mpi_lot_of(t->in, t, g, 0);
     tr_experts_args b = *t->a;
-    int64_t rows = 0, pairs = 0, base = 0, F = t->a->g.shape[1], slots, k = 0;
+    int64_t rows = 0, pairs = 0, slots, k = 0;
     int32_t *offset, *order, *at, *used;
     void *p;
     for (int s = 0; s < t->S; s++) {
@@ -2803,40 +2846,20 @@ static tr_status tri_mpi_segment(tri_mpi_trip *t, int g)
                                 (size_t)(t->E + 1 + slots + pairs + rows) * sizeof *at, &p));
     offset = (int32_t *)p;
     order = offset + t->E + 1;
-    at = order + slots;                     /* slot of each pair */
-    used = at + pairs;                      /* slots of each row */
+    at = order + slots;
+    used = at + pairs;
     memset(offset, 0, (size_t)(t->E + 1) * sizeof *offset);
-    memset(order, 0xff, (size_t)slots * sizeof *order);
+    memset(order, 0xff, (size_t)slots * sizeof *order);         /* -1: no expert */
     memset(used, 0, (size_t)rows * sizeof *used);
-    for (int s = 0; s < t->S; base += first[s++].rows)
-        for (int64_t i = 0; i < first[s].pairs; i++, k++) {
-            tri_mpi_pair q = t->in_pair[first[s].pair_at + i];
-            if (q.row < 0 || q.row >= first[s].rows || q.expert < 0 || q.expert >= t->E ||
-                used[base + q.row] == t->K)
-                return tr_fail(m->ctx, TR_ERR_PEER, "rank %d asks for expert %d of row %d of %lld",
-                               t->r->stage.first + s, q.expert, q.row, (long long)first[s].rows);
-            at[k] = (int32_t)((base + q.row) * t->K + used[base + q.row]++);
-            offset[q.expert + 1]++;
-        }
-    for (int64_t e = 0; e < t->E; e++) offset[e + 1] += offset[e];
+    TRI_MPI_TRY(tri_mpi_sort_pairs(t, first, order, offset, at, used));
     TRI_MPI_TRY(tri_mpi_sound(t, offset));
-    k = 0;
-    for (int s = 0; s < t->S; s++)
-        for (int64_t i = 0; i < first[s].pairs; i++)
-            order[offset[t->in_pair[first[s].pair_at + i].expert]++] = at[k++];
-    for (int64_t e = t->E; e > 0; e--) offset[e] = offset[e - 1];
-    offset[0] = 0;
     TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_C, (size_t)slots * (size_t)t->O * t->elem, &p));
     b.y = tr_view3(p, t->a->y.dtype, rows, t->K, t->O);
     b.x = tr_view2(t->in_x + (size_t)(first[0].row_at * t->I) * t->elem, t->a->x.dtype, rows, t->I);
     b.order = tr_view1(order, TR_I32, slots);
     b.offset = tr_view1(offset, TR_I32, t->E + 1);
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_GATES, (size_t)(slots * F) * t->elem, &p));
-    b.g = tr_view2(p, t->a->g.dtype, slots, F);
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_UPS, (size_t)(slots * F) * t->elem, &p));
-    b.u = tr_view2(p, t->a->u.dtype, slots, F);
+    TRI_MPI_TRY(tri_mpi_inner_room(t, &b, slots));
     TRI_MPI_TRY(t->r->local.experts(t->r->local.user, m->ctx, &b));
-    k = 0;
     for (int s = 0; s < t->S; s++)
         for (int64_t i = 0; i < first[s].pairs; i++, k++)
             memcpy(t->out_y + (size_t)((first[s].pair_at + i) * t->O) * t->elem,
@@ -2888,21 +2911,21 @@ static tr_status tri_mpi_trip_buffers(tri_mpi_trip *t)
 /* Which do: those that this rank lacks and that at least map.fetch of its tokens want. */
 static tr_status tri_mpi_choose(tri_mpi_trip *t)
 {
-    int64_t first = t->own.begin * t->K, end = t->own.end * t->K;
+    int64_t first = t->own.begin * t->K, end = t->own.end * t->K, fetch = t->r->mm->map.fetch;
+    tri_mpi_fetched *of;                    /* [E] counted, then those chosen to its front */
     void *p;
-    if (!t->r->mm->map.fetch) return TR_OK;
-    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_FETCHED, (size_t)t->E * sizeof *t->comer, &p));
-    t->comer = (tri_mpi_comer *)p;
-    memset(t->comer, 0, (size_t)t->E * sizeof *t->comer);
+    if (!fetch) return TR_OK;
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_FETCHED, (size_t)t->E * sizeof *of, &p));
+    of = t->fetched = (tri_mpi_fetched *)p;
+    memset(of, 0, (size_t)t->E * sizeof *of);
     for (int64_t i = first; i < end; i++)
-        if (t->expert[i] >= 0 && t->place[i] != t->r->stage.me) t->comer[t->expert[i]].tokens++;
+        if (t->expert[i] >= 0 && t->place[i] != t->r->stage.me) of[t->expert[i]].tokens++;
     for (int64_t i = first; i < end; i++)
-        if (t->expert[i] >= 0 && t->comer[t->expert[i]].tokens >= t->r->mm->map.fetch)
-            t->place[i] = TRI_MPI_COMES;
+        if (t->expert[i] >= 0 && of[t->expert[i]].tokens >= fetch) t->place[i] = TRI_MPI_FETCHED;
     for (int64_t e = 0; e < t->E; e++) {
-        if (t->comer[e].tokens < t->r->mm->map.fetch) continue;
-        t->comer[t->comers].tokens = t->comer[e].tokens;
-        t->comer[t->comers++].expert = e;
+        if (of[e].tokens < fetch) continue;
+        of[t->n_fetched].tokens = of[e].tokens;
+        of[t->n_fetched++].expert = e;
     }
     return TR_OK;
 }
@@ -2911,20 +2934,20 @@ static tr_status tri_mpi_choose(tri_mpi_trip *t)
 static tr_status tri_mpi_ask(tri_mpi_trip *t)
 {
     int64_t l = t->r->run->layer->index - t->r->mm->part->first;
-    for (; t->asked < t->comers; t->asked++) {
-        tri_mpi_comer *c = &t->comer[t->asked];
-        TRI_MPI_TRY(tri_mpi_want(&t->r->mm->fetch, l, c->expert, &c->x));
-        if (!c->x) break;
+    for (; t->asked < t->n_fetched; t->asked++) {
+        tri_mpi_fetched *c = &t->fetched[t->asked];
+        TRI_MPI_TRY(tri_mpi_want(&t->r->mm->fetch, l, c->expert, &c->kept));
+        if (!c->kept) break;
     }
     return TR_OK;
 }
 
 /* The answers of one that came, to all tokens of this rank that want it. */
-static tr_status tri_mpi_answer(tri_mpi_trip *t, const tri_mpi_comer *c)
+static tr_status tri_mpi_answer(tri_mpi_trip *t, const tri_mpi_fetched *c)
 {
     tr_mpi *m = t->r->m;
     tr_experts_args b = *t->a;
-    int64_t n = c->tokens, F = t->a->g.shape[1], k = 0;
+    int64_t n = c->tokens, k = 0;
     int32_t *offset, *order;
     int64_t *slot;
     unsigned char *rows;
@@ -2951,13 +2974,10 @@ static tr_status tri_mpi_answer(tri_mpi_trip *t, const tri_mpi_comer *c)
     offset[1] = (int32_t)n;
     b.order = tr_view1(order, TR_I32, n);
     b.offset = tr_view1(offset, TR_I32, 2);
-    b.gate = &c->x->w[0];
-    b.up = &c->x->w[1];
-    b.down = &c->x->w[2];
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_GATES, (size_t)(n * F) * t->elem, &p));
-    b.g = tr_view2(p, t->a->g.dtype, n, F);
-    TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_UPS, (size_t)(n * F) * t->elem, &p));
-    b.u = tr_view2(p, t->a->u.dtype, n, F);
+    b.gate = &c->kept->w[0];
+    b.up = &c->kept->w[1];
+    b.down = &c->kept->w[2];
+    TRI_MPI_TRY(tri_mpi_inner_room(t, &b, n));
     TRI_MPI_TRY(t->r->local.experts(t->r->local.user, m->ctx, &b));
     for (k = 0; k < n; k++)
         TRI_MPI_TRY(tr_view_copy(m->ctx, tr_view_slice(tr_view_at(t->a->y, slot[k] / t->K), 0,
@@ -2965,13 +2985,13 @@ static tr_status tri_mpi_answer(tri_mpi_trip *t, const tri_mpi_comer *c)
     return TR_OK;
 }
 
-static tr_status tri_mpi_comers(tri_mpi_trip *t)
+static tr_status tri_mpi_answer_all(tri_mpi_trip *t)
 {
-    for (int64_t i = 0; i < t->comers; i++) {
-        tri_mpi_comer *c = &t->comer[i];
-        TRI_MPI_TRY(tri_mpi_arrive(&t->r->mm->fetch, c->x));
+    for (int64_t i = 0; i < t->n_fetched; i++) {
+        tri_mpi_fetched *c = &t->fetched[i];
+        TRI_MPI_TRY(tri_mpi_arrive(&t->r->mm->fetch, c->kept));
         TRI_MPI_TRY(tri_mpi_answer(t, c));
-        c->x->wanted = 0;
+        c->kept->wanted = 0;
         TRI_MPI_TRY(tri_mpi_ask(t));
     }
     return TR_OK;
@@ -2996,7 +3016,7 @@ static tr_status tri_mpi_travel(tri_mpi_trip *t)
         TRI_MPI_TRY(tri_mpi_segment(t, g));
         TRI_MPI_TRY(tri_mpi_post_lots(t, 1, 1, g));
     }
-    TRI_MPI_TRY(tri_mpi_comers(t));
+    TRI_MPI_TRY(tri_mpi_answer_all(t));
     for (int g = 0; g < t->G; g++) {
         TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 0, g));
         TRI_MPI_TRY(tri_mpi_wait_lots(t, t->out, 1, g));
@@ -3006,15 +3026,40 @@ static tr_status tri_mpi_travel(tri_mpi_trip *t)
     return TR_OK;
 }
 
+/* Who computes which slot, of this rank's tokens; what no expert computes is 0. */
+static tr_status tri_mpi_places(tri_mpi_trip *t)
+{
+    const tr_experts_args *a = t->a;
+    const int32_t *order = (const int32_t *)a->order.data, *at = (const int32_t *)a->offset.data;
+    int64_t slots = a->x.shape[0] * t->K;
+    void *p;
+    TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_B, (size_t)(2 * slots) * sizeof *t->expert,
+                                &p));
+    t->expert = (int32_t *)p;
+    t->place = t->expert + slots;
+    for (int64_t i = 0; i < slots; i++) {
+        t->expert[i] = -1;
+        t->place[i] = TRI_MPI_NO_PLACE;
+    }
+    for (int64_t e = 0; e < t->E; e++)
+        for (int32_t i = at[e]; i < at[e + 1]; i++) t->expert[order[i]] = (int32_t)e;
+    for (int64_t i = t->own.begin * t->K; i < t->own.end * t->K; i++) {
+        tr_view y = tr_view_slice(tr_view_at(a->y, i / t->K), 0, i % t->K, 1);
+        if (t->expert[i] >= 0)
+            t->place[i] = (int32_t)tri_mpi_server(&t->r->mm->map, t->r->run->layer->index,
+                                                  t->expert[i], t->r->stage.me, i / t->K);
+        else memset(y.data, 0, (size_t)t->O * t->elem);
+    }
+    return TR_OK;
+}
+
 static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args *a)
 {
     tr_mpi_run *r = tri_mpi_enter(user, "experts");
-    const int32_t *order = (const int32_t *)a->order.data, *at = (const int32_t *)a->offset.data;
     int64_t N = a->x.shape[0], G = r->most / TRI_MPI_SEGMENT_ROWS;
     tri_mpi_trip t;
     void *p;
-    tr_status s = tri_mpi_need(r->m, a->x);
-    if (s != TR_OK) return s;
+    TRI_MPI_TRY(tri_mpi_need(r->m, a->x));
     if (r->stage.n == 1) {
         tri_mpi_forget(r->m, a->y);
         return N ? r->local.experts(r->local.user, ctx, a) : TR_OK;
@@ -3034,21 +3079,7 @@ static tr_status tri_mpi_experts(void *user, tr_ctx *ctx, const tr_experts_args 
     t.out = (tri_mpi_lot *)p;
     t.in = t.out + t.G * t.S;
     memset(t.out, 0, 2 * (size_t)(t.G * t.S) * sizeof *t.out);
-    TRI_MPI_TRY(tri_mpi_scratch(r->m, TRI_MPI_BUF_B, (size_t)(2 * N * t.K) * sizeof *t.expert, &p));
-    t.expert = (int32_t *)p;
-    t.place = t.expert + N * t.K;
-    for (int64_t i = 0; i < 2 * N * t.K; i++) t.expert[i] = -1;
-    for (int64_t e = 0; e < t.E; e++)
-        for (int32_t i = at[e]; i < at[e + 1]; i++) t.expert[order[i]] = (int32_t)e;
-    for (int64_t n = t.own.begin; n < t.own.end; n++)
-        for (int64_t j = 0; j < t.K; j++) {
-            int64_t slot = n * t.K + j;
-            tr_view y = tr_view_slice(tr_view_at(a->y, n), 0, j, 1);
-            if (t.expert[slot] >= 0)
-                t.place[slot] = (int32_t)tri_mpi_server(&r->mm->map, r->run->layer->index,
-                                                        t.expert[slot], r->stage.me, n);
-            else memset(y.data, 0, (size_t)t.O * t.elem);       /* a slot that no expert has is 0 */
-        }
+    TRI_MPI_TRY(tri_mpi_places(&t));
     if (r->tp.n > 1) TRI_MPI_TRY(tri_mpi_remember(r->m, a->y, 0, N));
     TRI_MPI_TRY(tri_mpi_choose(&t));
     return tri_mpi_travel(&t);

@@ -59,9 +59,10 @@
  *     the end of a chain is named and not the one before it. A rank whose own work fails tells the
  *     others its sentence, and all return TR_ERR_PEER with it. After such an end the tr_mpi is
  *     good for tr_err_last and tr_mpi_free alone; programs print the sentence and call MPI_Abort.
- *     MPI_Init, MPI_Finalize, MPI_Comm_dup in tr_mpi_new and windows, made and freed with a model
- *     that fetches, are MPI's own waits: a program that must end there too needs a thread that
- *     watches (as the tool has); events say when such a call begins.
+ *     MPI_Init, MPI_Finalize and MPI_Comm_dup in tr_mpi_new are MPI's own waits, and with a model
+ *     that fetches its windows, made and freed, and the first read from each rank: a program that
+ *     must end there too needs a thread that watches (as the tool has); events say when such a call
+ *     of a model begins.
  *
  * LICENSE   MIT, at the end of the file.
  */
@@ -362,9 +363,8 @@ TR_API tr_run   *tr_mpi_run_part(const tr_mpi_run *r);
 enum {
     TRI_MPI_HEAD = 4096,                    /* bytes of a head with what rides in it */
     TRI_MPI_TAGS = 32000,                   /* MPI promises 32767 */
-    TRI_MPI_ALARM = 32001,
-    TRI_MPI_TEXT = 512,
-    TRI_MPI_STEP = 24
+    TRI_MPI_ALARM = 32001,                  /* the tag of alarms */
+    TRI_MPI_TEXT = 512, TRI_MPI_STEP = 24   /* bytes of a sentence, of a step's name, with the 0 */
 };
 
 typedef struct tri_mpi_head {
@@ -377,8 +377,9 @@ typedef struct tri_mpi_head {
 
 typedef enum tri_mpi_alarm_kind { TRI_MPI_FAIL, TRI_MPI_WAITS, TRI_MPI_ALIVE } tri_mpi_alarm_kind;
 
+/* Also what tri_mpi_agree collects: a status and its sentence. */
 typedef struct tri_mpi_alarm {
-    int32_t kind, status;
+    int32_t kind, status;                   /* status: of an agreement alone */
     int32_t rank, cause;                    /* whose failure, tr_mpi_cause; who is waited for */
     char    text[TRI_MPI_TEXT];             /* sentence; step */
 } tri_mpi_alarm;
@@ -393,7 +394,8 @@ typedef struct tri_mpi_peer {
 
 /* One message under way, or memory of the peer that is being read. */
 typedef struct tri_mpi_msg {
-    int      peer, tag, sends, begun, finished;
+    int      peer, tag, sends, finished;
+    int      begun;                         /* 0: nothing; 1: the head; 2: the data */
     MPI_Win  window;  MPI_Aint there;       /* read from there; MPI_WIN_NULL: a message */
     uint64_t bytes, done;                   /* of its data */
     unsigned char *data;
@@ -424,8 +426,7 @@ struct tr_mpi {
     tr_ctx  *ctx;
     MPI_Comm comm;
     int      rank, size, failed;
-    tr_mpi_layout layout;
-    tr_mpi_opts opts;
+    tr_mpi_opts opts;                       /* sides of the layout and segment at least 1 */
     tr_mpi_count count[TR_MPI_KIND_COUNT];
     tri_mpi_peer *peer;                     /* [size] */
     int       layer;                        /* where this rank is, for heads and sentences */
@@ -449,49 +450,49 @@ int tr_mpi_rank(const tr_mpi *m) { return m->rank; }
 int tr_mpi_size(const tr_mpi *m) { return m->size; }
 tr_mpi_count tr_mpi_counted(const tr_mpi *m, tr_mpi_kind k) { return m->count[k]; }
 
-static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, int peer,
-                          uint64_t expected, uint64_t arrived)
+static tr_mpi_event tri_mpi_event_of(const tr_mpi *m, tr_mpi_event_kind kind, const char *text,
+                                     int peer)
 {
     tr_mpi_event e;
-    if (!m->opts.event) return;
     memset(&e, 0, sizeof e);
     e.kind = kind;
     e.layer = m->layer;
     e.peer = peer;
     e.rank = -1;
     e.cause = TR_MPI_CAUSE_OWN;
+    e.text = text;
+    return e;
+}
+
+static void tri_mpi_emit(const tr_mpi *m, const tr_mpi_event *e)
+{
+    if (m->opts.event) m->opts.event(m->opts.event_user, e);
+}
+
+static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, int peer,
+                          uint64_t expected, uint64_t arrived)
+{
+    tr_mpi_event e = tri_mpi_event_of(m, kind, text, peer);
     e.expected = expected;
     e.arrived = arrived;
-    e.text = text;
-    m->opts.event(m->opts.event_user, &e);
+    tri_mpi_emit(m, &e);
 }
 
 /* A call of MPI that waits as long as it takes begins; the next event ends it. */
 static void tri_mpi_blocks(tr_mpi *m, const char *call)
 {
-    tr_mpi_event e;
-    if (!m->opts.event) return;
-    memset(&e, 0, sizeof e);
-    e.kind = TR_MPI_EVENT_STEP;
-    e.layer = e.peer = e.rank = -1;
+    tr_mpi_event e = tri_mpi_event_of(m, TR_MPI_EVENT_STEP, call, -1);
     e.blocks = 1;
-    e.text = call;
-    m->opts.event(m->opts.event_user, &e);
+    tri_mpi_emit(m, &e);
 }
 
 /* The context's sentence; by: who told it, -1 if this rank did. */
 static void tri_mpi_event_fail(tr_mpi *m, int by, int rank, tr_mpi_cause cause)
 {
-    tr_mpi_event e;
-    if (!m->opts.event) return;
-    memset(&e, 0, sizeof e);
-    e.kind = TR_MPI_EVENT_FAIL;
-    e.layer = m->layer;
-    e.peer = by;
+    tr_mpi_event e = tri_mpi_event_of(m, TR_MPI_EVENT_FAIL, tr_err_last(m->ctx), by);
     e.rank = rank;
     e.cause = cause;
-    e.text = tr_err_last(m->ctx);
-    m->opts.event(m->opts.event_user, &e);
+    tri_mpi_emit(m, &e);
 }
 
 /* At least n bytes; what b held is lost. No memory is a failure that all are told of. */
@@ -526,8 +527,8 @@ static void tri_mpi_sleep(void)
 
 /* ---- alarms --------------------------------------------------------------- */
 
-/* Hands an alarm to everybody else. One that is still under way when its place is needed again is
- * left out: it said the same. */
+/* Hands an alarm to everybody else, without waiting. It is left out where the one before is still on
+ * its way, as to a rank that takes nothing in; a FAIL has a place of its own. */
 static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, int rank, tr_mpi_cause cause,
                          const char *text)
 {
@@ -638,7 +639,7 @@ static tr_status tri_mpi_new_msg(tr_mpi *m, tr_mpi_kind kind, const char *step,
     }
     x = m->msg[m->msgs++];
     x->peer = p->peer;
-    x->tag = x->sends = x->begun = x->finished = 0;
+    x->tag = x->sends = x->finished = x->begun = 0;
     x->window = MPI_WIN_NULL;
     x->bytes = p->bytes;
     x->done = 0;
@@ -891,11 +892,24 @@ static tr_status tri_mpi_wait(tr_mpi *m, tri_mpi_msg **x, int n)
 
 static int tri_mpi_side(int n) { return n > 0 ? n : 1; }
 
+static tr_status tri_mpi_peers(tr_mpi *m)
+{
+    void *p;
+    TRI_MPI_TRY(tr_alloc(m->ctx, &p, (size_t)m->size * sizeof *m->peer));
+    m->peer = (tri_mpi_peer *)p;
+    for (int i = 0; i < m->size; i++) {
+        m->peer[i].waits = -1;
+        m->peer[i].alarm_req[0] = m->peer[i].alarm_req[1] = MPI_REQUEST_NULL;
+    }
+    return TR_OK;
+}
+
 tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts *opts)
 {
     tr_mpi *m;
+    tr_mpi_layout *l;
     void *p;
-    char text[512], l[64];
+    char text[512], layout[64];
     int64_t ranks;
     tr_status s;
     *out = NULL;
@@ -906,13 +920,14 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
     m = (tr_mpi *)p;
     m->ctx = ctx;
     m->opts = *opts;
+    l = &m->opts.layout;
     m->layer = -1;
     m->comm = MPI_COMM_NULL;
     if (!m->opts.segment) m->opts.segment = (size_t)64 << 20;
-    m->layout.pp = tri_mpi_side(opts->layout.pp);
-    m->layout.tp = tri_mpi_side(opts->layout.tp);
-    m->layout.ep = tri_mpi_side(opts->layout.ep);
-    m->layout.cp = tri_mpi_side(opts->layout.cp);
+    l->pp = tri_mpi_side(l->pp);
+    l->tp = tri_mpi_side(l->tp);
+    l->ep = tri_mpi_side(l->ep);
+    l->cp = tri_mpi_side(l->cp);
     MPI_Comm_rank(comm, &m->rank);
     s = tri_mpi_check(m, MPI_Comm_dup(comm, &m->comm), "MPI_Comm_dup");
     if (s != TR_OK) {
@@ -921,19 +936,14 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
     }
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
     MPI_Comm_size(m->comm, &m->size);
-    s = tr_alloc(ctx, &p, (size_t)m->size * sizeof *m->peer);
-    if (s == TR_OK) m->peer = (tri_mpi_peer *)p;
-    for (int i = 0; s == TR_OK && i < m->size; i++) {
-        m->peer[i].waits = -1;
-        m->peer[i].alarm_req[0] = m->peer[i].alarm_req[1] = MPI_REQUEST_NULL;
-    }
-    ranks = (int64_t)m->layout.pp * m->layout.tp * m->layout.ep * m->layout.cp;
+    s = tri_mpi_peers(m);
+    ranks = (int64_t)l->pp * l->tp * l->ep * l->cp;
     if (s == TR_OK && ranks != m->size)
         s = tr_fail(ctx, TR_ERR_ARG, "layout %s is for %lld ranks, there are %d",
-                    tr_mpi_layout_str(m->layout, l), (long long)ranks, m->size);
+                    tr_mpi_layout_str(*l, layout), (long long)ranks, m->size);
     if (s == TR_OK) {
         snprintf(text, sizeof text, "trillion %s, contract %s, %s, deadline %g s, segments of %zu "
-                 "bytes, %.200s", TR_VERSION, TR_CONTRACT, tr_mpi_layout_str(m->layout, l),
+                 "bytes, %.200s", TR_VERSION, TR_CONTRACT, tr_mpi_layout_str(*l, layout),
                  m->opts.deadline, m->opts.segment, opts->identity ? opts->identity : "");
         s = tr_mpi_same(m, "the program", text);
     }
@@ -1034,7 +1044,7 @@ tr_status tr_mpi_same(tr_mpi *m, const char *what, const char *text)
 
 tr_mpi_group tr_mpi_group_of(const tr_mpi *m, tr_mpi_axis axis)
 {
-    const tr_mpi_layout *l = &m->layout;
+    const tr_mpi_layout *l = &m->opts.layout;
     int stage = l->tp * l->cp * l->ep;
     const int n[TR_MPI_AXIS_COUNT] = { l->tp, l->cp, l->ep, l->pp, stage, m->size };
     const int step[TR_MPI_AXIS_COUNT] = { 1, l->tp, l->tp * l->cp, stage, 1, 1 };
@@ -1095,7 +1105,9 @@ tr_status tr_mpi_layout_parse(tr_ctx *ctx, tr_mpi_layout *out, const char *text,
  * 3. Messages {xfer}
  *
  *     exchange    post all, wait for all
- *     bcast       the root to each; gather: each to each, own rows or columns packed
+ *     collect     each to rank 0
+ *     bcast       the root to each
+ *     gather      each to each, its own rows or columns packed
  *
  * Traps. What is exchanged is dealt by tr_range_of on both sides, so no lengths travel; the heads
  * would tell if two ranks disagreed. Nobody sends nothing: a share of no units has no message.
@@ -1152,17 +1164,17 @@ static tr_status tri_mpi_parts(tr_mpi *m, int n, tr_mpi_part **send, tr_mpi_part
 tr_status tr_mpi_collect(tr_mpi *m, tr_mpi_kind kind, const char *step, void *data, void *all,
                          uint64_t bytes)
 {
-    tr_mpi_part mine, *from, *unused;
-    mine.peer = 0;
-    mine.data = data;
-    mine.bytes = bytes;
-    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
+    tr_mpi_part *send, *recv;
+    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &send, &recv));
+    send->peer = 0;
+    send->data = data;
+    send->bytes = bytes;
     for (int i = 0; m->rank == 0 && i < m->size; i++) {
-        from[i].peer = i;
-        from[i].data = (unsigned char *)all + (size_t)i * (size_t)bytes;
-        from[i].bytes = bytes;
+        recv[i].peer = i;
+        recv[i].data = (unsigned char *)all + (size_t)i * (size_t)bytes;
+        recv[i].bytes = bytes;
     }
-    return tr_mpi_exchange(m, kind, step, &mine, 1, from, m->rank ? 0 : m->size);
+    return tr_mpi_exchange(m, kind, step, send, 1, recv, m->rank ? 0 : m->size);
 }
 
 tr_status tr_mpi_bcast(tr_mpi *m, tr_mpi_axis axis, tr_mpi_kind kind, const char *step, int root,
@@ -1838,7 +1850,7 @@ tr_model *tr_mpi_model_part(const tr_mpi_model *mm) { return mm->part; }
 
 tr_range tr_mpi_stage_layers(const tr_mpi_model *mm, int stage)
 {
-    tr_range r = tr_range_of(mm->layers.end - mm->layers.begin, mm->m->layout.pp, stage);
+    tr_range r = tr_range_of(mm->layers.end - mm->layers.begin, mm->m->opts.layout.pp, stage);
     r.begin += mm->layers.begin;
     r.end += mm->layers.begin;
     return r;
@@ -1898,7 +1910,7 @@ static tr_status tri_mpi_take_layers(tr_mpi_model *mm, const tr_config *c, const
                                      const tr_model_opts *opts)
 {
     tr_ctx *ctx = mm->m->ctx;
-    int64_t layers, stages = mm->m->layout.pp;
+    int64_t layers, stages = mm->m->opts.layout.pp;
     TRI_MPI_TRY(tr_model_opts_layers(ctx, &mm->layers, c, dir, opts));
     layers = mm->layers.end - mm->layers.begin;
     if (layers < stages)
@@ -3708,7 +3720,7 @@ tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
 /* Rank of the last stage that has the logits of group e's sequences. */
 static int tri_mpi_speaker(const tr_mpi_run *r, int e)
 {
-    const tr_mpi_layout *l = &r->m->layout;
+    const tr_mpi_layout *l = &r->m->opts.layout;
     return (((l->pp - 1) * l->ep + e) * l->cp + l->cp - 1) * l->tp;
 }
 

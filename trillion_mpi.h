@@ -527,8 +527,8 @@ static void tri_mpi_sleep(void)
 
 /* ---- alarms --------------------------------------------------------------- */
 
-/* Hands an alarm to everybody else, without waiting. It is left out where the one before is still on
- * its way, as to a rank that takes nothing in; a FAIL has a place of its own. */
+/* Hands an alarm to everybody else, without waiting. It is left out where the one before is still
+ * on its way, as to a rank that takes nothing in; a FAIL has a place of its own. */
 static void tri_mpi_tell(tr_mpi *m, tri_mpi_alarm_kind kind, int rank, tr_mpi_cause cause,
                          const char *text)
 {
@@ -2009,7 +2009,7 @@ void tr_mpi_model_close(tr_mpi_model *mm)
 /* A sequence that this rank has a hand in, and its tokens of the call in progress. */
 typedef struct tri_mpi_seq {
     int64_t pos, T;             /* tokens before the call, tokens of the call: of all cp ranks */
-    int64_t *held;              /* [cp] rows of keys that each has */
+    int64_t *held;              /* [cp] rows of keys that each has, in tr_mpi_run.held */
 } tri_mpi_seq;
 
 struct tr_mpi_run {
@@ -2020,14 +2020,13 @@ struct tr_mpi_run {
     tr_ops        local;        /* what computes; the run's table wraps it */
     tr_mpi_group  tp, cp, ep, pp, stage;
     int64_t       n;            /* sequences dealt here */
-    tri_mpi_seq  *mine;         /* [n or 1] */
-    int64_t      *len;          /* [B] tokens held, of all sequences */
-    int64_t      *T;  int32_t *ids;             /* of this rank's batch */
-    int64_t       most;         /* rows of the rank in this stage that has most, in this call */
-    int64_t      *held;         /* the lists of mine */
+    tri_mpi_seq  *mine;         /* [n or 1] those */
+    int64_t      *held;         /* [n or 1, cp] */
     int64_t      *number;       /* [n or 1] of each of mine in the batch */
-    int64_t      *now;          /* [B] tokens of the last call, of all sequences */
-    unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0 */
+    int64_t      *T;  int32_t *ids;     /* [n or 1], [max_tokens] this rank's part of the batch */
+    int64_t      *len, *now;    /* [B] tokens held, and of the last call: of all sequences */
+    int64_t       most;         /* rows of the rank in this stage that has most, in this call */
+    unsigned char *rec;  size_t rec_n, rec_cap; /* taps that wait to go to rank 0, tri_mpi_tapped */
     tri_mpi_msg  *handed;       /* pp: hidden state on its way to the next stage; NULL: none */
     tri_mpi_buf   hand;         /* its memory */
 };
@@ -2300,6 +2299,23 @@ static int64_t tri_mpi_id(const tr_embed_args *a, int64_t n)
     return ((const int32_t *)a->ids.data)[n * a->ids.stride[0]];
 }
 
+static int tri_mpi_is_in(tr_range r, int64_t i) { return i >= r.begin && i < r.end; }
+
+/* rows, of this rank's band first and then of the others' in turn, to the tokens that have them. */
+static tr_status tri_mpi_embed_spread(const tr_mpi_run *r, const tr_embed_args *a, tr_view rows)
+{
+    int64_t j = 0;
+    for (int i = -1; i < r->tp.n; i++) {
+        tr_range band = tr_range_of(r->mm->part->cfg.vocab, r->tp.n, i < 0 ? r->tp.me : i);
+        if (i == r->tp.me) continue;
+        for (int64_t t = 0; t < rows.shape[0]; t++)
+            if (tri_mpi_is_in(band, tri_mpi_id(a, t)))
+                TRI_MPI_TRY(tr_view_copy(r->m->ctx, tr_view_slice(a->y, 0, t, 1),
+                                         tr_view_slice(rows, 0, j++, 1)));
+    }
+    return TR_OK;
+}
+
 /* Each token's row from the rank whose band of the table has it. All ranks know all ids, so each
  * knows what it gives and gets. `rows` are packed: this rank's own, and the others' behind. */
 static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *args)
@@ -2331,8 +2347,7 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
         tr_range band = tr_range_of(V, r->tp.n, i);
         int64_t have = 0;
         if (i == r->tp.me) continue;
-        for (int64_t t = 0; t < N; t++)
-            have += tri_mpi_id(args, t) >= band.begin && tri_mpi_id(args, t) < band.end;
+        for (int64_t t = 0; t < N; t++) have += tri_mpi_is_in(band, tri_mpi_id(args, t));
         recv[k].peer = send[k].peer = r->tp.first + i * r->tp.step;
         recv[k].data = (unsigned char *)rows.data + (size_t)n * row + at;
         recv[k].bytes = (uint64_t)have * row;
@@ -2341,17 +2356,7 @@ static tr_status tri_mpi_embed(void *user, tr_ctx *ctx, const tr_embed_args *arg
         at += (size_t)recv[k++].bytes;
     }
     TRI_MPI_TRY(tr_mpi_exchange(r->m, TR_MPI_ROWS, "embedding", send, k, recv, k));
-    for (int i = -1, j = 0; i < r->tp.n; i++) {     /* this rank's rows first, then the others' */
-        tr_range band = tr_range_of(V, r->tp.n, i < 0 ? r->tp.me : i);
-        if (i == r->tp.me) continue;
-        for (int64_t t = 0; t < N; t++) {
-            int64_t id = tri_mpi_id(args, t);
-            if (id < band.begin || id >= band.end) continue;
-            TRI_MPI_TRY(tr_view_copy(ctx, tr_view_slice(args->y, 0, t, 1),
-                                     tr_view_slice(rows, 0, j++, 1)));
-        }
-    }
-    return TR_OK;
+    return tri_mpi_embed_spread(r, args, rows);
 }
 
 /* ---- what reads everything ------------------------------------------------- */
@@ -2407,10 +2412,12 @@ static tr_status tri_mpi_whole(void *user, tr_ctx *ctx, tr_view x)
  * in overwrites it.
  * ========================================================================= */
 
-typedef struct tri_mpi_link {   /* ranks; -1: none */
-    int from, to, give;
-    int64_t pos, to_row, give_row;      /* rows held by `to` and by `give` before they are given */
-    int64_t to_pos, held;
+/* With whom this rank has to do for one sequence: ranks, -1: none; and rows of its keys. */
+typedef struct tri_mpi_link {
+    int     from, to;           /* who has the tokens before this rank's, and behind */
+    int     give;               /* who gets from here, the last rank, what was before the call */
+    int64_t pos, to_pos;        /* the first token of this rank and of `to`: rows they need */
+    int64_t held, to_row, give_row;     /* rows that this rank, `to` and `give` have already */
 } tri_mpi_link;
 
 static tr_range tri_mpi_tokens(const tr_mpi_run *r, const tri_mpi_seq *q, int j)
@@ -3259,7 +3266,7 @@ static tr_status tri_mpi_show_all(tr_mpi_run *r, unsigned char *at, uint64_t n, 
 static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
 {
     tr_mpi *m = r->m;
-    tr_mpi_part mine, *from, *unused;
+    tr_mpi_part *send, *recv;
     uint64_t n = r->rec_n, *size, all = 0;
     unsigned char *at;
     int64_t *T;
@@ -3271,13 +3278,13 @@ static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
     TRI_MPI_TRY(tri_mpi_scratch(m, TRI_MPI_BUF_ROOT, (size_t)m->size * sizeof *size, &p));
     size = (uint64_t *)p;
     TRI_MPI_TRY(tr_mpi_collect(m, TR_MPI_TAP, "taps", &n, size, sizeof n));
+    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &send, &recv));
     if (m->rank) {
-        mine.peer = 0;
-        mine.data = r->rec;
-        mine.bytes = n;
-        return tr_mpi_exchange(m, TR_MPI_TAP, "taps", &mine, 1, NULL, 0);
+        send->peer = 0;
+        send->data = r->rec;
+        send->bytes = n;
+        return tr_mpi_exchange(m, TR_MPI_TAP, "taps", send, 1, NULL, 0);
     }
-    TRI_MPI_TRY(tri_mpi_parts(m, m->size, &from, &unused));
     for (int i = 1; i < m->size; i++) all += size[i];
     s = tr_alloc(m->ctx, &buf, (size_t)all);
     if (s == TR_OK) s = tr_alloc(m->ctx, &lists, 2 * (size_t)r->opts.B * sizeof *T);
@@ -3285,16 +3292,16 @@ static tr_status tri_mpi_show_taps(tr_mpi_run *r, int64_t images)
     T = (int64_t *)lists;
     at = (unsigned char *)buf;
     for (int i = 1; i < m->size; i++) {
-        from[i].peer = i;
-        from[i].data = at;
-        from[i].bytes = size[i];
+        recv[i].peer = i;
+        recv[i].data = at;
+        recv[i].bytes = size[i];
         at += size[i];
     }
-    s = tr_mpi_exchange(m, TR_MPI_TAP, "taps", NULL, 0, from + 1, m->size - 1);
-    for (int64_t image = images ? 0 : -1; s == TR_OK && image < (images ? images : 0); image++) {
+    s = tr_mpi_exchange(m, TR_MPI_TAP, "taps", NULL, 0, recv + 1, m->size - 1);
+    for (int64_t image = images ? 0 : -1; s == TR_OK && image < images; image++) {
         s = tri_mpi_show_all(r, r->rec, n, image, T, T + r->opts.B);
         for (int i = 1; s == TR_OK && i < m->size; i++)
-            s = tri_mpi_show_all(r, (unsigned char *)from[i].data, size[i], image, T,
+            s = tri_mpi_show_all(r, (unsigned char *)recv[i].data, size[i], image, T,
                                  T + r->opts.B);
     }
     tr_free(m->ctx, lists);
@@ -3555,8 +3562,9 @@ static void tri_mpi_mark_rows(tr_mpi *m, tr_view x)
         }
 }
 
-/* Whether the call is one that this run can make, as every rank finds by itself, and its mark. */
-static tr_status tri_mpi_check_batch(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
+/* Whether the call is one that this run can make, as every rank finds by itself. *N: its tokens. */
+static tr_status tri_mpi_check_batch(const tr_mpi_run *r, const tr_batch *b, const tr_hidden *in,
+                                     int64_t *N)
 {
     int64_t n = 0, first = r->mm->layers.begin;
     if (b->B != r->opts.B)
@@ -3580,13 +3588,20 @@ static tr_status tri_mpi_check_batch(tr_mpi_run *r, const tr_batch *b, const tr_
                                "outside the vocabulary of %lld", (long long)s,
                                (long long)(r->len[s] + t), (long)b->ids[i],
                                (long long)r->mm->part->cfg.vocab);
-    tri_mpi_mark(r->m, (uint64_t)n);
+    *N = n;
+    return TR_OK;
+}
+
+/* The call of N tokens, in what messages say from now on. */
+static void tri_mpi_mark_batch(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in, int64_t N)
+{
+    tri_mpi_mark(r->m, (uint64_t)N);
     for (int64_t s = 0; s < b->B; s++) tri_mpi_mark(r->m, (uint64_t)b->T[s]);
-    for (int64_t i = 0; !first && i < n; i++) tri_mpi_mark(r->m, (uint64_t)b->ids[i]);
-    if (!in) return TR_OK;
+    for (int64_t i = 0; !r->mm->layers.begin && i < N; i++)
+        tri_mpi_mark(r->m, (uint64_t)b->ids[i]);
+    if (!in) return;
     tri_mpi_mark_rows(r->m, in->h);
     for (int64_t i = 0; i < in->n; i++) tri_mpi_mark_rows(r->m, tr_view_at(in->snaps, i));
-    return TR_OK;
 }
 
 /* This rank's batch of the whole one, its state's lengths, and r->most. */
@@ -3689,13 +3704,14 @@ static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
 
 tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
 {
-    int64_t N = 0, first = r->mm->part->first;
+    int64_t all, N = 0, first = r->mm->part->first;         /* N: tokens of this rank */
     tr_batch mine;
     tr_hidden own;
     tr_status s;
     if (r->m->failed) return TR_ERR_PEER;
-    s = tri_mpi_check_batch(r, b, in);
+    s = tri_mpi_check_batch(r, b, in, &all);
     if (s != TR_OK) return tr_mpi_raise(r->m, s);
+    tri_mpi_mark_batch(r, b, in, all);
     tri_mpi_deal_batch(r, b, &mine);
     for (int64_t k = 0; k < mine.B; k++) N += mine.T[k];
     memset(&own, 0, sizeof own);

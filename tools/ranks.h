@@ -1,9 +1,10 @@
 /* ranks.h - {engine} of trillion.c over ranks: what golden and run ask of a model, and how a
  * program of many processes begins, speaks and ends
  *
- *     program_start    who the launcher says this is      program_end    all agree; rings removed
- *     program_begin    MPI, the ring                       program_fail   one sentence, all end
- *     program_ready    tr_mpi; who is where
+ *     program_start     who the launcher says this is      program_alive   this rank goes on
+ *     program_options   what can be said before MPI        program_end     all agree; rings removed
+ *     program_begin     MPI, the ring                      program_fail    one sentence, all end
+ *     program_ready     tr_mpi; who is where
  *
  * HOW IT FAILS   A rank whose own work fails tells the others by tr_mpi_raise; they find it when
  * they wait. Whoever comes to program_fail has a sentence. Rank 0 prints its own at once and says
@@ -172,6 +173,9 @@ static void must_mpi(app *a, int code, const char *what)
 
 /* ---- Rings */
 
+_Static_assert((int)RING_END == (int)TR_MPI_EVENT_END && (int)RING_MPI == (int)TR_MPI_CAUSE_MPI,
+               "kinds and causes of a ring are those of trillion_mpi.h");
+
 static void world_event(void *user, const tr_mpi_event *e)
 {
     world *w = (world *)user;
@@ -308,8 +312,7 @@ static void rings_end(world *w)
     char path[1024];
     ring_end(&w->ring, RING_ORDERLY, 0, RING_NOBODY, RING_OWN, "");
     if (w->rings_stay || !w->ring.file) return;
-    snprintf(path, sizeof path, "%s/rank-%05d.ring", w->rings, w->rank);
-    remove(path);
+    if (ring_path(path, sizeof path, w->rings, w->rank)) remove(path);
     rmdir(w->rings);
 }
 
@@ -337,25 +340,11 @@ static void program_options(app *a)
     if (world_of(a)->launched) tr_ctx_free(world_layout(a));
 }
 
-static void world_begin(app *a)
-{
-    tr_ctx *ctx = world_layout(a);
-    rings_begin(a, ctx);
-    tr_ctx_free(ctx);
-}
-
-static void program_begin(app *a)
+/* MPI runs, and this rank knows its number. */
+static void world_init(app *a)
 {
     world *w = world_of(a);
     int got = MPI_THREAD_SINGLE, e;
-    MPI_Comm here;
-    w->deadline = opt_num(a, "--deadline", 300);
-    if (!(w->deadline > 0) || w->deadline > 1e8)
-        die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
-            opt(a, "--deadline"));
-    w->parsed = 1;
-    e = watch_start(NULL, w->rank);
-    if (e) die(a, "no thread that watches can be started: %s", strerror(e));
     watch_begin("MPI_Init", w->deadline);
     e = MPI_Init_thread(&w->argc, &w->argv, MPI_THREAD_FUNNELED, &got);
     watch_end();
@@ -368,17 +357,43 @@ static void program_begin(app *a)
     if (a->follows && !freopen("/dev/null", "w", stdout)) die(a, "/dev/null: %s", strerror(errno));
     if (got < MPI_THREAD_FUNNELED) die(a, "this MPI allows no threads beside it");
     watch_who(NULL, w->rank);
+}
+
+/* The tool's own communicator, and who is on this machine. */
+static void world_comms(app *a)
+{
+    world *w = world_of(a);
+    MPI_Comm here;
+    int me;
     watch_begin("MPI_Comm_dup", w->deadline);
     must_mpi(a, MPI_Comm_dup(MPI_COMM_WORLD, &w->comm), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(w->comm, MPI_ERRORS_RETURN);
     must_mpi(a, MPI_Comm_split_type(w->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
              "MPI_Comm_split_type");
     MPI_Comm_size(here, &w->local);
-    MPI_Comm_rank(here, &e);
+    MPI_Comm_rank(here, &me);
     MPI_Comm_free(&here);
-    w->first = e == 0;
+    w->first = me == 0;
     watch_end();
-    world_begin(a);
+}
+
+static void program_begin(app *a)
+{
+    world *w = world_of(a);
+    tr_ctx *ctx;
+    int e;
+    w->deadline = opt_num(a, "--deadline", 300);
+    if (!(w->deadline > 0) || w->deadline > 1e8)
+        die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
+            opt(a, "--deadline"));
+    w->parsed = 1;
+    e = watch_start(NULL, w->rank);
+    if (e) die(a, "no thread that watches can be started: %s", strerror(e));
+    world_init(a);
+    world_comms(a);
+    ctx = world_layout(a);
+    rings_begin(a, ctx);
+    tr_ctx_free(ctx);
 }
 
 /* Cores that this rank may use, as it was bound; 0: not known. */
@@ -956,7 +971,8 @@ static void engine_report(app *a, engine *e)
  * threads as the ranks of its machine have together, while the others sleep.
  * ========================================================================= */
 
-enum { RB_PREFILL, RB_DECODE, RB_PHASES, RB_REPEATS = 9 };
+enum { RB_PREFILL, RB_DECODE, RB_PHASES };
+enum { RB_MOST_SAMPLES = 9 };
 
 typedef struct phase {              /* one sample on one rank */
     double seconds;                 /* rank 0's, known to all */
@@ -1201,7 +1217,7 @@ static int cmd_ranks_bench(app *a)
     b.B = opt_int(a, "--sequences", 2 * (int64_t)w->size, 1, 1 << 20);
     b.T = opt_int(a, "--tokens", 64, 1, 1 << 20);
     b.steps = opt_int(a, "--steps", 16, 1, 1 << 20);
-    b.samples = (int)opt_int(a, "--samples", 3, 1, RB_REPEATS);
+    b.samples = (int)opt_int(a, "--samples", 3, 1, RB_MOST_SAMPLES);
     (void)profile(a);
     rb_open(&b);
     rb_prompts(&b);

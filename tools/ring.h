@@ -254,6 +254,13 @@ static inline int ring_fill(int fd)
     return 0;
 }
 
+/* 0: it does not fit. */
+static inline int ring_path(char *to, size_t cap, const char *dir, int rank)
+{
+    int n = snprintf(to, cap, "%s/rank-%05d.ring", dir, rank);
+    return n >= 0 && (size_t)n < cap;
+}
+
 static inline int ring_map(const char *path, ring_file **out)
 {
     int fd, e;
@@ -282,13 +289,12 @@ static inline tr_status ring_create(tr_ctx *ctx, ring *r, const char *dir, const
 {
     char path[PATH_MAX];
     int64_t parent;
-    int e, n;
+    int e;
     ring_head *h;
     memset(r, 0, sizeof *r);
     if (who->world < 1 || who->world > RING_WORLD || who->rank < 0 || who->rank >= who->world)
         return tr_fail(ctx, TR_ERR_ARG, "%s: a ring for rank %d of %d", dir, who->rank, who->world);
-    n = snprintf(path, sizeof path, "%s/rank-%05d.ring", dir, who->rank);
-    if (n < 0 || (size_t)n >= sizeof path)
+    if (!ring_path(path, sizeof path, dir, who->rank))
         return tr_fail(ctx, TR_ERR_IO, "%s: %s", dir, strerror(ENAMETOOLONG));
     e = ring_map(path, &r->file);
     if (e)

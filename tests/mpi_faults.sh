@@ -41,15 +41,15 @@ fault() {
     fi
     [ $took -le $(($8 * 1000)) ] || bad="$bad; $took ms"
     ! grep -aq MPI_ERR "$log" || bad="$bad; $(grep -am1 MPI_ERR "$log")"
-    left=$(running "mpi_faults $model $3 $4 $5 $6 $7" | wc -l)
+    left=$(left "mpi_faults $model $3 $4 $5 $6 $7")
     [ "$left" -eq 0 ] || bad="$bad; $left processes left"
     told "$1" "$bad" "$(printf '%2d.%d s  %s' $((took / 1000)) $((took % 1000 / 100)) "$said")" "$log"
 }
 
 # The launcher takes some 1.5 s to end the ranks after one of them asked for it.
 fault 'nothing wrong'             4 ep=4       5 none   0 0  20 -
-fault 'its own sentence, ep'      4 ep=4       5 fail   1 2  20 'rank 1: .*layers.2.*the disk is full' '1, own'
-fault 'its own sentence, pp'      3 pp=3       5 fail   2 4  20 'rank 2: .*layers.4.*the disk is full' '2, own'
+fault 'its own sentence, ep'      4 ep=4       5 fail   1 2  20 'rank 1.*layers.2.*the disk is full' '1, own'
+fault 'its own sentence, pp'      3 pp=3       5 fail   2 4  20 'rank 2.*layers.4.*the disk is full' '2, own'
 fault 'NaN on one rank'           4 ep=4       5 nan    1 2  20 'sequence 1, token 0.*nan' '1, own'
 fault 'another branch'            4 ep=4       5 branch 1 2  20 'different branches'
 fault 'killed'                    4 ep=4       5 kill   1 2  20 'process rank 1 with'
@@ -61,7 +61,7 @@ fetch=1
 fault 'experts come'              4 ep=4       5 none   0 0  20 -
 fault 'stopped, experts come'     4 ep=4       2 stop   1 2  20 'rank 1 is late: layer 2' '1, late'
 fault 'killed, experts come'      4 ep=4       5 kill   1 2  20 'process rank 1 with'
-fault 'its own sentence, experts come' 4 ep=4  5 fail   1 2  20 'rank 1: .*layers.2.*the disk is full'
+fault 'its own sentence, experts come' 4 ep=4  5 fail   1 2  20 'rank 1.*layers.2.*the disk is full'
 unset OMPI_MCA_osc fetch
 if [ "${1:-long}" != short ]; then
     fault 'late for half a deadline'  4 ep=4       4 pause  2 1  30 -
@@ -73,8 +73,8 @@ if [ "${1:-long}" != short ]; then
     fault 'stopped, cp: a chain'      5 cp=5       3 stop   0 1  20 'rank 0 is late' '0, late'
     fault 'killed, the last stage'    3 pp=3       5 kill   2 4  20 'process rank 2 with'
     fault 'killed, rank 0'            3 ep=3       5 kill   0 1  20 'process rank 0 with'
-    fault 'its own sentence, tp'      3 tp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full' '1, own'
-    fault 'its own sentence, cp'      3 cp=3       5 fail   1 3  20 'rank 1: .*layers.3.*the disk is full' '1, own'
+    fault 'its own sentence, tp'      3 tp=3       5 fail   1 3  20 'rank 1.*layers.3.*the disk is full' '1, own'
+    fault 'its own sentence, cp'      3 cp=3       5 fail   1 3  20 'rank 1.*layers.3.*the disk is full' '1, own'
     fault 'a circle'                  3 ep=3       3 circle 0 1  20 'deadlock: it waits for rank'
     fault 'another branch, tp'        2 tp=2       5 branch 1 2  20 'different branches'
 fi
@@ -110,7 +110,7 @@ verdict() {
     [ "$3" -eq "$2" ] || bad="exit code $3"
     grep -aq "$5" "$4" || bad="$bad; nobody says '$5'"
     [ "${6:-0}" -le "${7:-0}" ] || bad="$bad; $6 s"
-    left=$(running "$top/build/trillion-mpi run model" | wc -l)
+    left=$(left "$top/build/trillion-mpi run model")
     [ "$left" -eq 0 ] || bad="$bad; $left processes left"
     told "$1" "$bad" "$(grep -am1 "$5" "$4" | cut -c1-100)" "$4"
 }

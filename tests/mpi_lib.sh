@@ -30,6 +30,16 @@ running() {
     done
 }
 
+# left WORDS: how many of them are there, when two seconds have gone or none is.
+left() {
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+        n=$(running "$1" | wc -l)
+        [ "$n" -gt 0 ] || break
+        sleep 0.2
+    done
+    echo "$n"
+}
+
 has_mpi() { command -v "$MPIRUN" > /dev/null && command -v "${MPICC:-mpicc}" > /dev/null; }
 
 # Ends a script where no ranks can be started.

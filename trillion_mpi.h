@@ -176,7 +176,7 @@ TR_API tr_status tr_mpi_raise(tr_mpi *m, tr_status s);
 TR_API void      tr_mpi_alive(tr_mpi *m);
 
 typedef struct tr_mpi_count {
-    uint64_t messages, bytes;   /* sent; fetched, of TR_MPI_FETCH */
+    uint64_t messages, bytes;   /* sent; of TR_MPI_FETCH: experts, and their bytes */
     double   waited;            /* seconds in which nothing else was done */
 } tr_mpi_count;
 TR_API tr_mpi_count tr_mpi_counted(const tr_mpi *m, tr_mpi_kind k);     /* (here) since m is */
@@ -245,7 +245,7 @@ typedef struct tr_mpi_map {
     unsigned char *held;        /* [places, layers, experts] 1: held there; owned */
     int64_t fetch;              /* tokens of a rank and call from which on an expert that it does
                                    not hold is fetched for them; 0: never */
-    int64_t keep;               /* fetched experts that a rank keeps, those used last; at least 1 */
+    int64_t keep;               /* fetched experts that a rank keeps, of all layers; at least 1 */
 } tr_mpi_map;
 
 /* (here) even: expert e at place e places / experts, so that neighbours share a place.
@@ -389,6 +389,7 @@ typedef struct tri_mpi_peer {
     uint32_t sent, got;                     /* messages begun with it */
     int32_t  waits;                         /* whom it said to wait for; -1 nobody */
     double   heard;                         /* when it last said that it is alive */
+    int      layer;  char step[TRI_MPI_STEP];       /* of its last message; step "": none yet */
     tri_mpi_alarm alarm[2];  MPI_Request alarm_req[2];  /* to it, on their way; 1: FAIL */
 } tri_mpi_peer;
 
@@ -478,11 +479,13 @@ static void tri_mpi_event(tr_mpi *m, tr_mpi_event_kind kind, const char *text, i
     tri_mpi_emit(m, &e);
 }
 
-/* A call of MPI that waits as long as it takes begins; the next event ends it. */
-static void tri_mpi_blocks(tr_mpi *m, const char *call)
+/* A call of MPI that waits as long as it takes begins, perhaps for one rank; the next event ends
+ * it. */
+static void tri_mpi_blocks(tr_mpi *m, const char *call, int peer, uint64_t bytes)
 {
-    tr_mpi_event e = tri_mpi_event_of(m, TR_MPI_EVENT_STEP, call, -1);
+    tr_mpi_event e = tri_mpi_event_of(m, TR_MPI_EVENT_WAIT, call, peer);
     e.blocks = 1;
+    e.expected = bytes;
     tri_mpi_emit(m, &e);
 }
 
@@ -653,12 +656,6 @@ static tr_status tri_mpi_new_msg(tr_mpi *m, tr_mpi_kind kind, const char *step,
     return TR_OK;
 }
 
-static void tri_mpi_count_one(tr_mpi *m, const tri_mpi_msg *x)
-{
-    m->count[x->kind].messages++;
-    m->count[x->kind].bytes += x->bytes;
-}
-
 static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char *step,
                               const tr_mpi_part *p, tri_mpi_msg **out)
 {
@@ -666,7 +663,10 @@ static tr_status tri_mpi_post(tr_mpi *m, int sends, tr_mpi_kind kind, const char
     TRI_MPI_TRY(tri_mpi_new_msg(m, kind, step, p, out));
     (*out)->tag = (int)((*n)++ % TRI_MPI_TAGS);
     (*out)->sends = sends;
-    if (sends) tri_mpi_count_one(m, *out);
+    if (sends) {
+        m->count[kind].messages++;
+        m->count[kind].bytes += p->bytes;
+    }
     return TR_OK;
 }
 
@@ -679,7 +679,6 @@ static tr_status tri_mpi_post_get(tr_mpi *m, tr_mpi_kind kind, const char *step,
     (*out)->window = window;
     (*out)->there = there;
     (*out)->begun = 2;                      /* no head goes before it */
-    tri_mpi_count_one(m, *out);
     return TR_OK;
 }
 
@@ -720,6 +719,8 @@ static tr_status tri_mpi_head_check(tr_mpi *m, const tri_mpi_msg *x)
         s = tr_fail(m->ctx, TR_ERR_PEER, "%s: rank %d sends %llu bytes, rank %d expects %llu",
                     tri_mpi_at(x->layer, x->step, b), x->peer, (unsigned long long)h.bytes,
                     m->rank, (unsigned long long)x->bytes);
+    m->peer[x->peer].layer = h.layer;
+    memcpy(m->peer[x->peer].step, h.step, sizeof h.step);
     return tri_mpi_fail(m, s, m->rank, TR_MPI_CAUSE_UNLIKE);
 }
 
@@ -751,10 +752,15 @@ static tr_status tri_mpi_begin(tr_mpi *m, tri_mpi_msg *x)
         return tri_mpi_check(m, code, x->step);
     }
     n = x->bytes - x->done < m->opts.segment ? (size_t)(x->bytes - x->done) : m->opts.segment;
-    if (x->window != MPI_WIN_NULL)
+    if (x->window != MPI_WIN_NULL) {        /* may itself wait, and for long if the peer is lost */
+        double begun = MPI_Wtime();
+        tri_mpi_blocks(m, "MPI_Rget", x->peer, n);
         code = MPI_Rget(x->data + x->done, (int)n, MPI_BYTE, x->peer,
                         MPI_Aint_add(x->there, (MPI_Aint)x->done), (int)n, MPI_BYTE, x->window,
                         &x->req);
+        tri_mpi_event(m, TR_MPI_EVENT_DONE, "MPI_Rget", x->peer, n, n);
+        m->count[x->kind].waited += MPI_Wtime() - begun;
+    }
     else if (x->sends)
         code = MPI_Isend(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
     else
@@ -800,9 +806,20 @@ static uint64_t tri_mpi_arrived(const tr_mpi *m, const tri_mpi_msg *x)
 
 /* ---- waiting -------------------------------------------------------------- */
 
+/* The place that is late may be far behind the one that others wait in. */
+static const char *tri_mpi_last_heard(const tr_mpi *m, int rank, char buf[128])
+{
+    const tri_mpi_peer *p = &m->peer[rank];
+    char at[64];
+    buf[0] = 0;
+    if (p->step[0])
+        snprintf(buf, 128, "; its last message was of %s", tri_mpi_at(p->layer, p->step, at));
+    return buf;
+}
+
 static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
 {
-    char at[64];
+    char at[64], heard[128];
     const char *through;
     int who = x->peer, hops = 0;
     for (; hops < m->size && m->peer[who].waits >= 0 && who != m->rank; hops++)
@@ -816,13 +833,13 @@ static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
     }
     if (hops)
         (void)tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: rank %d waits for rank %d in %s, "
-                      "which waits%s for rank %d (%.1f s)", who, m->rank, x->peer, at, through, who,
-                      waited);
+                      "which waits%s for rank %d (%.1f s)%s", who, m->rank, x->peer, at, through,
+                      who, waited, tri_mpi_last_heard(m, who, heard));
     else
         (void)tr_fail(m->ctx, TR_ERR_PEER, "rank %d is late: %s: rank %d %s %llu of %llu bytes in "
-                      "%.1f s", who, at, m->rank, x->sends ? "could hand it" : "had",
+                      "%.1f s%s", who, at, m->rank, x->sends ? "could hand it" : "had",
                       (unsigned long long)tri_mpi_arrived(m, x), (unsigned long long)x->bytes,
-                      waited);
+                      waited, tri_mpi_last_heard(m, who, heard));
     return tri_mpi_fail(m, TR_ERR_PEER, who, TR_MPI_CAUSE_LATE);
 }
 
@@ -1504,7 +1521,8 @@ static int tri_mpi_server(const tr_mpi_map *map, int64_t layer, int64_t e, int m
  *                 each of them is; all try it
  *     fetched     MPI_Rget, begun and asked for like any other message: no lock that somebody waits
  *                 for, and a deadline
- *     kept        the last map.keep of them; the one that was not used for longest makes room
+ *     kept        map.keep of them; the one whose layer comes last from here on makes room, as a
+ *                 pass goes through all layers and would find what was used longest ago just gone
  *
  * Traps. Only the one who fetches knows of it: what is read must stay mapped until all have said
  * that they read no more. An address is one of the other rank's. MPI may allow few regions in a
@@ -1527,7 +1545,7 @@ typedef struct tri_mpi_remote {             /* an expert of another place */
 /* Room for one expert that was fetched. */
 typedef struct tri_mpi_kept {
     int64_t   layer, expert;                /* the layer of this part; -1: empty */
-    uint64_t  used;                         /* when last, by the clock below */
+    uint64_t  used, pass;                   /* when last, by the counts below */
     int       wanted;                       /* on its way, or about to compute: stays */
     tri_mpi_msg *msg[6];  int msgs;         /* elements and scales on their way */
     tr_weight w[3];                         /* as of `part`, their memory in buf */
@@ -1543,7 +1561,7 @@ typedef struct tri_mpi_fetch {
     int       regions;                      /* two a file: what is mapped, and what is a copy */
     tri_mpi_remote *remote;                 /* [layers of the part, E] those not held here */
     tri_mpi_kept *kept;                     /* [map.keep] */
-    uint64_t  clock;                        /* counts what is wanted */
+    uint64_t  clock, pass;                  /* count what is wanted, and layers gone through */
 } tri_mpi_fetch;
 
 /* The region that p lies in, open to the others from now on. */
@@ -1624,7 +1642,6 @@ static tr_status tri_mpi_try_windows(tri_mpi_fetch *f, const tri_mpi_remote *at,
             part.bytes = 1;
             TRI_MPI_TRY(tri_mpi_post_get(m, TR_MPI_CONTROL, "first read of experts", &part,
                                          f->window[window], spot->at[k % 2], &x));
-            tri_mpi_blocks(m, "MPI_Rget");
             TRI_MPI_TRY(tri_mpi_wait(m, &x, 1));
         }
     return TR_OK;
@@ -1658,7 +1675,7 @@ static tr_status tri_mpi_windows(tri_mpi_fetch *f)
     TRI_MPI_TRY(tr_mpi_agree(m, s));
     while (f->windows < n) {
         MPI_Win *w = &f->window[f->windows++];
-        tri_mpi_blocks(m, "MPI_Win_create_dynamic");
+        tri_mpi_blocks(m, "MPI_Win_create_dynamic", -1, 0);
         TRI_MPI_TRY(tri_mpi_check(m, MPI_Win_create_dynamic(MPI_INFO_NULL, m->comm, w),
                                   "MPI_Win_create_dynamic"));
         MPI_Win_set_errhandler(*w, MPI_ERRORS_RETURN);
@@ -1729,7 +1746,7 @@ static tr_status tri_mpi_fetch_close(tri_mpi_fetch *f)
     if (!f->m) return TR_OK;
     if (f->windows) TRI_MPI_TRY(tr_mpi_agree(f->m, TR_OK));
     for (int i = 0; i < f->windows; i++) {
-        tri_mpi_blocks(f->m, "MPI_Win_free");
+        tri_mpi_blocks(f->m, "MPI_Win_free", -1, 0);
         MPI_Win_unlock_all(f->window[i]);
         MPI_Win_free(&f->window[i]);
     }
@@ -1789,9 +1806,29 @@ static tr_status tri_mpi_fetch_expert(tri_mpi_fetch *f, int64_t l, int64_t e, tr
         TRI_MPI_TRY(tri_mpi_fetch_bytes(f, x, from, k, 1, at + q[k], s[k]));
         at += q[k] + s[k];
     }
+    f->m->count[TR_MPI_FETCH].messages++;
+    f->m->count[TR_MPI_FETCH].bytes += all;
     x->layer = l;
     x->expert = e;
     return TR_OK;
+}
+
+/* Layers from layer l until x may be of use, a pass being all layers: 0, it may still be in this
+ * one; all of them, it just was. */
+static int64_t tri_mpi_away(const tri_mpi_fetch *f, const tri_mpi_kept *x, int64_t l)
+{
+    int64_t L = f->part->layers;
+    if (x->layer < 0) return L + 1;         /* empty */
+    if (x->layer == l) return x->pass == f->pass ? L : 0;
+    return (x->layer - l + L) % L;
+}
+
+/* Would a make room before b? */
+static int tri_mpi_goes_first(const tri_mpi_fetch *f, const tri_mpi_kept *a, const tri_mpi_kept *b,
+                              int64_t l)
+{
+    int64_t x = tri_mpi_away(f, a, l), y = tri_mpi_away(f, b, l);
+    return x != y ? x > y : a->used < b->used;
 }
 
 /* Expert e of layer l of this part: *out has it, or is getting it, and keeps it until its `wanted`
@@ -1803,12 +1840,13 @@ static tr_status tri_mpi_want(tri_mpi_fetch *f, int64_t l, int64_t e, tri_mpi_ke
     for (int64_t i = 0; i < f->map->keep; i++) {
         tri_mpi_kept *x = &f->kept[i];
         int has = x->layer == l && x->expert == e;
-        if (has || (!x->wanted && (!best || x->used < best->used))) best = x;
+        if (has || (!x->wanted && (!best || tri_mpi_goes_first(f, x, best, l)))) best = x;
         if (has) break;
     }
     if (!best) return TR_OK;
     if (best->layer != l || best->expert != e) TRI_MPI_TRY(tri_mpi_fetch_expert(f, l, e, best));
     best->used = ++f->clock;
+    best->pass = f->pass;
     best->wanted = 1;
     *out = best;
     return TR_OK;
@@ -2934,6 +2972,7 @@ static tr_status tri_mpi_choose(tri_mpi_trip *t)
     tri_mpi_fetched *of;                    /* [E] counted, then those chosen to its front */
     void *p;
     if (!fetch) return TR_OK;
+    t->r->mm->fetch.pass++;
     TRI_MPI_TRY(tri_mpi_scratch(t->r->m, TRI_MPI_BUF_FETCHED, (size_t)t->E * sizeof *of, &p));
     of = t->fetched = (tri_mpi_fetched *)p;
     memset(of, 0, (size_t)t->E * sizeof *of);

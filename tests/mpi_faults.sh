@@ -142,6 +142,12 @@ given 'another config'          2 'rank 1 differs from rank 0 in config.json' -n
 copy
 truncate -s -100 $work/odd/model/$(basename "$shard")
 given 'a truncated shard'       2 "rank 1: .*$(basename "$shard")" -n 6
+copy                                            # where no sample is taken
+printf '\125\252' | dd of=$work/odd/model/$(basename "$shard") bs=1 seek=$((bytes / 2)) conv=notrunc 2> /dev/null
+command='golden'
+given 'a byte that only --hash-weights sees' 2 'rank 1 differs from rank 0 in the weights' \
+    -o $top/$work/odd.safetensors --hash-weights
+command='run'
 cp build/trillion-mpi $work/other && printf x >> $work/other && program=$top/$work/other
 given 'another binary'          2 'rank 1 differs from rank 0 in the program' -n 6
 many=2

@@ -193,6 +193,14 @@ L="golden m --ids $PWD/$W/ids.txt -o $PWD/$W/many.st --fetch 1 --threads 1 --dea
 $launch -np 1 -wdir "$PWD/$W/whole" "$PWD/$M" $L : -np 1 -wdir "$PWD/$W/cut" "$PWD/$M" $L 2> $W/err &&
     cmp -s $W/one.st $W/many.st && ok 'experts come, from other shards' ||
     bad 'experts come, from other shards' "$(cat $W/err)"
+came() {                            # came KEEP: experts, in many calls
+    over 2 golden $K/text-a --ids $K/text-a/expected.safetensors -o $W/many.st --chunk 9 --fetch 1 \
+        --keep $1 --report 2> $W/err
+    took fetch
+}
+few=$(came 1) some=$(came 36) all=$(came 4096)
+[ "$few" -gt $((2 * some)) ] && [ "$some" -gt $((2 * all)) ] && ok "--keep: $few, $some, $all came" ||
+    bad '--keep' "$few $some $all"
 
 R="run $F/deepseek_v3 --ids $W/ids.txt -n 3"
 gives 'a map that leaves an expert out' 2 2 "$W/hole.json expert 0" $R --experts $W/hole.json

@@ -542,6 +542,12 @@ static void share(app *a, void *data, int64_t bytes)
                          (uint64_t)bytes));
 }
 
+/* What all must have alike. */
+static void same(app *a, const char *what, const char *text)
+{
+    must(a, tr_mpi_same(world_of(a)->m, what, text));
+}
+
 /* [n] elements, which others than rank 0 get room for. */
 static void *share_list(app *a, const void *p, int64_t n, size_t elem)
 {

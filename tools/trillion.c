@@ -1222,8 +1222,9 @@ static _Noreturn void program_fail(app *a, const char *sentence)
     _exit(EXIT_UNUSABLE);               /* not exit: what stdout still holds is half an answer */
 }
 
-/* What rank 0 read, to all. */
+/* What rank 0 read, to all; what all must have alike. */
 static void share(app *a, void *data, int64_t bytes) { (void)a; (void)data; (void)bytes; }
+static void same(app *a, const char *what, const char *text) { (void)a; (void)what; (void)text; }
 
 static prompts engine_prompts(app *a) { return prompts_read(a); }
 
@@ -2118,6 +2119,7 @@ typedef struct golden_job {
     const char **glob;  int64_t globs;
     int64_t   *hits;                /* [globs] */
     const char **run_glob;  int64_t run_globs;
+    char      *weights;             /* SHA-256 of all bytes, NULL if nobody asks */
 } golden_job;
 
 /* N of "…layers.N", -1 of any other name: the tap by which progress is seen. */
@@ -2259,8 +2261,7 @@ static metadata golden_meta(golden_job *j, const char *logits_hash)
     meta_add(a, &m, "config_sha256", c->sha256);
     meta_add(a, &m, "headers_sha256", headers_sha256(a, &j->e.m->shards));
     meta_add(a, &m, "weights_sample_sha256", weights_sha256(a, &j->e.m->shards, 1));
-    if (opt(a, "--hash-weights"))
-        meta_add(a, &m, "weights_sha256", weights_sha256(a, &j->e.m->shards, 0));
+    if (j->weights) meta_add(a, &m, "weights_sha256", j->weights);
     if (logits_hash[0]) meta_add(a, &m, "logits_sha256", logits_hash);
     return m;
 }
@@ -2300,6 +2301,10 @@ static int cmd_golden(app *a)
     j.p = engine_prompts(a);
     if (program_leads(a)) must_be_writable(a, opt(a, "-o"));
     engine_open(a, &j.e, first, layers);
+    if (opt(a, "--hash-weights")) {
+        j.weights = weights_sha256(a, &j.e.m->shards, 0);
+        same(a, "the weights", j.weights);
+    }
     golden_globs(&j);
     golden_run(&j);
     if (program_leads(a)) golden_write(&j, begun);
@@ -2341,7 +2346,7 @@ static const char golden_note[] =
     "  headers_sha256         of the length field and header of each shard, in order\n"
     "  weights_sample_sha256  of all tensors in bytewise order of their names: name, NUL, then 64\n"
     "                         bytes at floor(k (bytes - 64) / 3), k = 0 to 3; all if at most 256\n"
-    "  weights_sha256         the same over all bytes (--hash-weights)\n"
+    "  weights_sha256         the same over all bytes (--hash-weights; over ranks all must agree)\n"
     "  logits_sha256          of the logits' little-endian bytes, NaN canonical\n\n"
     "--input: the hidden state that enters layer A is the tap ...layers.(A-1). Where residuals\n"
     "are mixed from block sums, those are needed too: ...embed_tokens and, of every block\n"

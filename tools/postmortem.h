@@ -221,6 +221,31 @@ static inline void pm_put_witness(const pm *p, pm_verdict *v, int r, const char 
     if (w >= 0) pm_put(v, "; rank %d %s: %s", w, said, p->rank[w].said);
 }
 
+/* One of those without an ending, whose process is gone; but: not this one. */
+static inline int pm_is_gone(const pm *p, int i, int but)
+{
+    return i < p->world && i != but && p->rank[i].end == PM_SILENT && !p->rank[i].alive;
+}
+
+/* "ranks 0, 1 and 3-9": the n that are gone; four in a row are a range, and of many the rest is
+ * counted. */
+static inline void pm_put_gone(const pm *p, pm_verdict *v, int but, int n)
+{
+    int shown = 0, words = 0;
+    pm_put(v, n > 1 ? "ranks " : "rank ");
+    for (int i = 0; i < p->world && shown < n; i++) {
+        int end = i;
+        if (!pm_is_gone(p, i, but)) continue;
+        while (pm_is_gone(p, end + 1, but)) end++;
+        if (end - i < 3) end = i;
+        if (words == 16) { pm_put(v, " and %d more", n - shown); return; }
+        shown += end - i + 1;
+        pm_put(v, "%s%d", !words++ ? "" : shown == n ? " and " : ", ", i);
+        if (end > i) pm_put(v, "-%d", end);
+        i = end;
+    }
+}
+
 /* Not below 0: what began after the end, or on another clock. */
 static inline double pm_seconds(int64_t ns) { return ns > 0 ? (double)ns / 1e9 : 0; }
 
@@ -355,13 +380,11 @@ static inline void pm_say_late(const pm *p, pm_verdict *v, int r)
 static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
 {
     const pm_rank *q = &p->rank[r];
-    int others = 0, running = 0, either = -1, more = 0;
+    int others = 0, running = 0, gone = 0;
     for (int i = 0; i < p->world; i++) {
         if (!pm_is_lost(&p->rank[i])) others++;
         if (p->rank[i].alive) running++;
-        if (i == r || p->rank[i].end != PM_SILENT || p->rank[i].alive) continue;
-        if (either < 0) either = i;
-        more++;
+        gone += pm_is_gone(p, i, r);
     }
     v->first = r;
     if (q->end == PM_MISSING) {
@@ -381,11 +404,11 @@ static inline void pm_say_lost(const pm *p, pm_verdict *v, int r)
                "power)" : "or stopped first");
         pm_put_where(v, q);
         pm_put(v, ", %.1f s before the last event of all", pm_seconds(p->end - pm_seen(q)));
-        if (!others || !more) return;
-        pm_put(v, "; rank %d ", either);
-        if (more > 1) pm_put(v, "and %d more have no ending either", more - 1);
-        else pm_put(v, "has no ending either");
-        pm_put(v, " (the launcher may have ended it later)");
+        if (!others || !gone) return;
+        pm_put(v, "; ");
+        pm_put_gone(p, v, r, gone);
+        pm_put(v, gone > 1 ? " have no ending either (the launcher may have ended them later)" :
+               " has no ending either (the launcher may have ended it later)");
     }
 }
 

@@ -37,6 +37,12 @@ gives() {
 $(cat $W/out $W/err)"
 }
 
+# The same of arguments that are wrong by themselves: there are no rings yet.
+early() {
+    gives "$@"
+    grep -q 'events of the ranks' $W/err && bad "$1: before the rings" "$(cat $W/err)"
+}
+
 # ---- The same file
 
 # golden NAME "RANKS:LAYOUT..." ARGUMENTS...: of one rank, and of each of these.
@@ -207,9 +213,14 @@ gives 'a map that leaves an expert out' 2 2 "$W/hole.json expert 0" $R --experts
 gives 'a map for more ranks' 2 2 "$W/three.json 3 ranks" $R --experts $W/three.json
 gives 'no map' 2 2 "$W/no.json" $R --experts $W/no.json
 gives 'a load that is none' 2 2 'topk_ids' $R --experts load:$F/deepseek_v3/model.safetensors
-gives 'spare of nothing' 2 2 '--spare load:' $R --spare 1
-gives 'keeping of nothing' 2 2 '--keep --fetch' $R --keep 1
-gives 'a fetch for no token' 2 2 "--fetch '0'" $R --fetch 0
+early 'spare of nothing' 2 2 '--spare load:' $R --spare 1
+early 'keeping of nothing' 2 2 '--keep --fetch' $R --keep 1
+early 'keeping of none' 2 2 "--keep '0'" $R --keep 0
+early 'a fetch for no token' 2 2 "--fetch '0'" $R --fetch 0
+early 'no thread' 2 2 "--threads '0'" $R --threads 0
+early 'no piece' 2 2 "--chunk '0'" $R --chunk 0
+early 'no such profile' 2 2 "'fast' exact, oracle" $R --profile fast
+early 'a bench of no token' 2 2 "--tokens '0'" bench $F/deepseek_v3 --tokens 0
 gives 'a fetch without experts' 2 2 '--fetch llama' run $F/llama3 --ids $W/ids.txt -n 3 --fetch 1
 
 # ---- Failures
@@ -217,10 +228,10 @@ gives 'a fetch without experts' 2 2 '--fetch llama' run $F/llama3 --ids $W/ids.t
 gives 'the overview' 2 0 'golden run bench selftest' --help
 gives 'selftest' 2 0 'passed' selftest
 gives 'a command for one rank' 3 2 'trillion audit' audit x
-gives 'an unknown option' 3 2 "'--fast'" run x --fast
+early 'an unknown option' 3 2 "'--fast'" run x --fast
 gives 'an unknown option of one rank' 1 2 "rank 1 '--fast'" $R : -np 1 $M $R --fast
 gives 'an unknown option of rank 0' 1 2 "'--fast'" $R --fast : -np 2 $M $R
-gives 'no deadline' 2 2 "--deadline '0'" $R --deadline 0
+early 'no deadline' 2 2 "--deadline '0'" $R --deadline 0
 gives 'a layout for other ranks' 3 2 'ep=2 3' $R --layout ep=2
 gives 'a layout that is none' 2 2 "'dp=2'" $R --layout dp=2
 $T tiny $W/short --family llama --set num_hidden_layers=2 2> /dev/null
@@ -233,7 +244,8 @@ gives 'ids that are none' 3 2 '99999999' run $F/llama3 --ids $W/wrong.txt -n 3
 gives 'a place that cannot be written' 2 2 "$W/nodir/x.st" golden $F/llama3 --ids $W/ids.txt \
     -o $W/nodir/x.st
 part="golden $K/text-a --ids $W/ids.txt -o $W/x.st --layers"
-gives 'layers without their input' 2 2 '--layers 3-4 --input layer 3' $part 3-4
+early 'layers without their input' 2 2 '--layers 3-4 --input layer 3' $part 3-4
+early 'layers that are no numbers' 2 2 "--layers '3-x'" $part 3-x
 gives 'an input that is not there' 2 2 "$W/none.st" $part 3-4 --input $W/none.st
 gives 'an input of another model' 2 2 "$W/llama.st language_model.model.layers.4" $part 5-6 \
     --input $W/llama.st
@@ -270,9 +282,13 @@ rm -rf $W/tmp/*
 over 2 $R > /dev/null 2>&1
 [ -z "$(ls $W/tmp | grep '^trillion-......$')" ] && ok 'all well: no ring stays' ||
     bad 'all well: no ring stays' "$(ls $W/tmp)"
-over 2 run $W/nodir --ids $W/ids.txt -n 1 > /dev/null 2>&1
-said=$($T postmortem $W/tmp/trillion-?????? 2>&1)
-[ $? -eq 1 ] && ok 'a failure: the rings tell' || bad 'a failure: the rings tell' "$said"
+over 2 run $W/nodir --ids $W/ids.txt -n 1 > /dev/null 2> $W/err
+[ -z "$(ls $W/tmp | grep '^trillion-......$')" ] && ! grep -q 'tells more' $W/err &&
+    ok 'before a run its sentence is all' || bad 'before a run its sentence is all' "$(cat $W/err)"
+over 2 run $W/nodir --ids $W/ids.txt -n 1 --rings $W/asked > /dev/null 2> $W/err
+said=$($T postmortem $W/asked 2>&1)
+[ $? -eq 1 ] && grep -q "postmortem $W/asked. tells more" $W/err &&
+    ok 'a failure: the rings tell' || bad 'a failure: the rings tell' "$said"
 over 2 $R --rings $W/rings > /dev/null 2>&1
 said=$($T postmortem $W/rings 2>&1) && ok '--rings: they stay' || bad '--rings: they stay' "$said"
 

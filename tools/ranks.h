@@ -52,6 +52,7 @@ typedef struct world {
     int      rings_stay;            /* they were asked for */
     int      local, first;          /* ranks of this machine; this is the first of them */
     node    *node;                  /* [size] on rank 0 */
+    int      runs;                  /* a run has begun: rings may tell more than a sentence */
     int64_t  tokens;                /* of all forwards */
     double   read, mapped;          /* bytes, before the command began */
 } world;
@@ -79,6 +80,36 @@ static void program_start(app *a, int argc, char **argv)
     a->follows = w.rank > 0;
 }
 
+/* ---- The folder of rings */
+
+/* The path of the next ring in d, which is dir and may be NULL; 0: there are no more. */
+static int rings_next(DIR *d, const char *dir, char path[1024])
+{
+    const struct dirent *e;
+    while (d && (e = readdir(d)) != NULL) {
+        int n = 0;
+        if (sscanf(e->d_name, "rank-%*5[0-9].ring%n", &n) < 0 || n == 0 || e->d_name[n]) continue;
+        snprintf(path, 1024, "%s/%s", dir, e->d_name);
+        return 1;
+    }
+    return 0;
+}
+
+static void rings_clear(const char *dir)
+{
+    char path[1024];
+    DIR *d = opendir(dir);
+    while (rings_next(d, dir, path)) remove(path);
+    if (d) closedir(d);
+}
+
+/* Those that still write to a ring keep it as long. */
+static void rings_remove(const char *dir)
+{
+    rings_clear(dir);
+    rmdir(dir);
+}
+
 /* ---- One sentence */
 
 /* Says to all others that the sentence is on the screen, without waiting for any. */
@@ -104,6 +135,12 @@ static int world_heard_said(world *w, double seconds)
     return there;
 }
 
+/* A file that cannot be used, found before anything ran: its sentence says all. */
+static int rings_tell(const world *w)
+{
+    return w->ring.file && (w->runs || w->rings_stay || w->cause != TR_MPI_CAUSE_OWN);
+}
+
 /* A sentence that is another's names it, as does one that calls a rank late, or unlike another. */
 static void world_print(const world *w, const char *sentence)
 {
@@ -111,7 +148,7 @@ static void world_print(const world *w, const char *sentence)
         w->cause != TR_MPI_CAUSE_UNLIKE)
         fprintf(stderr, PROGRAM ": rank %d: %s\n", w->rank, sentence);
     else fprintf(stderr, PROGRAM ": %s\n", sentence);
-    if (w->ring.file) fprintf(stderr, PROGRAM ": `trillion postmortem %s` tells more\n", w->rings);
+    if (rings_tell(w)) fprintf(stderr, PROGRAM ": `trillion postmortem %s` tells more\n", w->rings);
     fflush(stderr);
 }
 
@@ -139,6 +176,7 @@ static _Noreturn void program_fail(app *a, const char *sentence)
         silent = !w->parsed && world_by_srun();
         world_sleep(2);
     }
+    if (w->ring.file && !rings_tell(w)) rings_remove(w->rings);
     if (!silent) world_print(w, sentence);
     if (!silent && talks) world_said(w);
     if (w->mpi) {
@@ -196,19 +234,6 @@ static void world_event(void *user, const tr_mpi_event *e)
     ring_fail(&w->ring, e->layer, e->peer, e->rank, (ring_cause)e->cause, e->text);
 }
 
-/* The path of the next ring in d, which is dir and may be NULL; 0: there are no more. */
-static int rings_next(DIR *d, const char *dir, char path[1024])
-{
-    const struct dirent *e;
-    while (d && (e = readdir(d)) != NULL) {
-        int n = 0;
-        if (sscanf(e->d_name, "rank-%*5[0-9].ring%n", &n) < 0 || n == 0 || e->d_name[n]) continue;
-        snprintf(path, 1024, "%s/%s", dir, e->d_name);
-        return 1;
-    }
-    return 0;
-}
-
 /* A run of which a rank is still there on this machine keeps its folder. */
 static tr_status rings_unused(tr_ctx *ctx, const char *dir)
 {
@@ -222,15 +247,6 @@ static tr_status rings_unused(tr_ctx *ctx, const char *dir)
     }
     if (d) closedir(d);
     return s;
-}
-
-/* Rings of an earlier run, perhaps of more ranks, would mix with these. */
-static void rings_clear(const char *dir)
-{
-    char path[1024];
-    DIR *d = opendir(dir);
-    while (rings_next(d, dir, path)) remove(path);
-    if (d) closedir(d);
 }
 
 /* Before there is a tr_mpi: how each rank did; the first sentence ends all. */
@@ -288,7 +304,7 @@ static void rings_begin(app *a, tr_ctx *ctx)
     char line[1024] = "", layout[64];
     ring_who who;
     world_agree(a, rings_folder(a, ctx), ctx);
-    if (w->rank == 0) rings_clear(w->rings);
+    if (w->rank == 0) rings_clear(w->rings);    /* an earlier run's, perhaps of more ranks */
     world_agree(a, TR_OK, ctx);         /* nobody writes before that */
     for (int i = 1; i < w->argc; i++) {
         size_t n = strlen(line);
@@ -303,7 +319,7 @@ static void rings_begin(app *a, tr_ctx *ctx)
     world_agree(a, ring_create(ctx, &w->ring, w->rings, &who), ctx);
     watch_who(&w->ring, w->rank);
     say(a, "events of the ranks go to %s%s; `trillion postmortem %s` reads them", w->rings,
-        w->rings_stay ? "" : ", removed if all ends well", w->rings);
+        w->rings_stay ? "" : ", kept if the run fails", w->rings);
 }
 
 /* All ended well. The folder goes with the last ring in it. */
@@ -334,10 +350,15 @@ static tr_ctx *world_layout(app *a)
     return ctx;
 }
 
-/* A launcher that does not say how many ranks there are leaves this to program_begin. */
+/* A launcher that does not say how many ranks there are leaves the layout to program_begin. */
 static void program_options(app *a)
 {
-    if (world_of(a)->launched) tr_ctx_free(world_layout(a));
+    world *w = world_of(a);
+    if (w->launched) tr_ctx_free(world_layout(a));
+    w->deadline = opt_num(a, "--deadline", 300);
+    if (!(w->deadline > 0) || w->deadline > 1e8)
+        die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
+            opt(a, "--deadline"));
 }
 
 /* MPI runs, and this rank knows its number. */
@@ -382,10 +403,6 @@ static void program_begin(app *a)
     world *w = world_of(a);
     tr_ctx *ctx;
     int e;
-    w->deadline = opt_num(a, "--deadline", 300);
-    if (!(w->deadline > 0) || w->deadline > 1e8)
-        die(a, "%s: --deadline '%s' is not a number of seconds above 0", a->cmd->name,
-            opt(a, "--deadline"));
     w->parsed = 1;
     e = watch_start(NULL, w->rank);
     if (e) die(a, "no thread that watches can be started: %s", strerror(e));
@@ -668,32 +685,47 @@ static int64_t *load_read(app *a, const char *path, const tr_config *c)
     return load;
 }
 
-/* Of --experts, --spare, --fetch and --keep; 0: there is none. Rank 0 reads: only its machine may
- * have the file. */
+typedef struct experts {            /* of --experts, --spare, --fetch and --keep */
+    const char *path;               /* NULL: an even map */
+    const char *load;               /* the golden that path names behind load:, else NULL */
+    int64_t     spare, fetch, keep;
+} experts;
+
+static experts experts_options(app *a)
+{
+    experts x;
+    x.path = opt(a, "--experts");
+    x.load = x.path && strncmp(x.path, "load:", 5) == 0 ? x.path + 5 : NULL;
+    x.spare = opt_int(a, "--spare", 0, 1, 1 << 20);
+    x.fetch = opt_int(a, "--fetch", 0, 1, INT32_MAX);
+    x.keep = opt_int(a, "--keep", 16, 1, 1 << 16);
+    if (x.spare && !x.load) die(a, "%s: --spare needs --experts load:GOLDEN", a->cmd->name);
+    if (opt(a, "--keep") && !x.fetch) die(a, "%s: --keep needs --fetch", a->cmd->name);
+    return x;
+}
+
+static void program_check_model(app *a) { (void)experts_options(a); }
+
+/* 0: neither a map nor --fetch was given. Rank 0 reads: only its machine may have the file. */
 static int experts_read(app *a, tr_mpi_map *map)
 {
     world *w = world_of(a);
-    const char *path = opt(a, "--experts");
-    int64_t spare = opt_int(a, "--spare", 0, 1, 1 << 20), size[2] = { 0, 0 };
-    int64_t fetch = opt_int(a, "--fetch", 0, 1, INT32_MAX);
-    int64_t keep = opt_int(a, "--keep", 16, 1, 1 << 16);
+    experts x = experts_options(a);
+    int64_t size[2] = { 0, 0 };
     int places = tr_mpi_group_of(w->m, TR_MPI_IN_STAGE).n;
-    int by_load = path && strncmp(path, "load:", 5) == 0;
     memset(map, 0, sizeof *map);
-    if (spare && !by_load) die(a, "%s: --spare needs --experts load:GOLDEN", a->cmd->name);
-    if (opt(a, "--keep") && !fetch) die(a, "%s: --keep needs --fetch", a->cmd->name);
-    if (!path && !fetch) return 0;
+    if (!x.path && !x.fetch) return 0;
     if (program_leads(a)) {
         tr_config *c = (tr_config *)need(a, 1, sizeof *c);
         tr_config_opts o = config_opts(a);
         must(a, tr_config_load(a->ctx, c, a->arg[0], &o));
         if (!c->experts) die(a, "%s: %s: %s has no experts here", a->arg[0],
-                             path ? "--experts" : "--fetch", tr_family_name(c->family));
-        if (by_load)
-            must(a, tr_mpi_map_by_load(a->ctx, map, c, places, load_read(a, path + 5, c),
-                                       (int)spare));
-        else must(a, path ? tr_mpi_map_read(a->ctx, map, c, places, path)
-                          : tr_mpi_map_even(a->ctx, map, c, places));
+                             x.path ? "--experts" : "--fetch", tr_family_name(c->family));
+        if (x.load)
+            must(a, tr_mpi_map_by_load(a->ctx, map, c, places, load_read(a, x.load, c),
+                                       (int)x.spare));
+        else must(a, x.path ? tr_mpi_map_read(a->ctx, map, c, places, x.path)
+                            : tr_mpi_map_even(a->ctx, map, c, places));
         size[0] = map->layers;
         size[1] = map->experts;
     }
@@ -702,8 +734,8 @@ static int experts_read(app *a, tr_mpi_map *map)
     map->experts = size[1];
     map->places = places;
     map->held = (unsigned char *)share_list(a, map->held, places * size[0] * size[1], 1);
-    map->fetch = fetch;
-    map->keep = keep;
+    map->fetch = x.fetch;
+    map->keep = x.keep;
     return 1;
 }
 
@@ -742,6 +774,7 @@ static void engine_open(app *a, engine *e, int64_t first, int64_t layers)
 static void engine_run(app *a, engine *e, const tr_run_opts *o)
 {
     must(a, tr_mpi_run_new(world_of(a)->m, &e->r, e->mm, o));
+    world_of(a)->runs = 1;
 }
 
 static void engine_see(app *a, engine *e, const prompts *p)
@@ -1214,17 +1247,29 @@ static void rb_json(const ranks_bench *b)
     }
 }
 
-static int cmd_ranks_bench(app *a)
+static ranks_bench rb_options(app *a)
 {
-    world *w = world_of(a);
     ranks_bench b;
     memset(&b, 0, sizeof b);
     b.a = a;
-    b.B = opt_int(a, "--sequences", 2 * (int64_t)w->size, 1, 1 << 20);
+    b.B = opt_int(a, "--sequences", 2 * (int64_t)world_of(a)->size, 1, 1 << 20);
     b.T = opt_int(a, "--tokens", 64, 1, 1 << 20);
     b.steps = opt_int(a, "--steps", 16, 1, 1 << 20);
     b.samples = (int)opt_int(a, "--samples", 3, 1, RB_MOST_SAMPLES);
     (void)profile(a);
+    return b;
+}
+
+static void check_ranks_bench(app *a)
+{
+    (void)rb_options(a);
+    program_check_model(a);
+}
+
+static int cmd_ranks_bench(app *a)
+{
+    world *w = world_of(a);
+    ranks_bench b = rb_options(a);
     rb_open(&b);
     rb_prompts(&b);
     progress_begin(a, "measuring", b.samples);

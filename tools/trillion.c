@@ -88,6 +88,7 @@ typedef struct command {
     int           json;             /* has --json */
     int           ranks;            /* makes sense over ranks */
     const option *options;
+    void        (*check)(app *a);   /* refuses options by themselves, before all else; or NULL */
     int         (*run)(app *a);
 } command;
 
@@ -117,6 +118,8 @@ static int  program_end  (app *a, int code);
 static _Noreturn void program_fail(app *a, const char *sentence);
 /* For work that others wait for; called often. */
 static void program_alive(app *a);
+/* Of the options of a model: those that only many ranks have. No context yet. */
+static void program_check_model(app *a);
 static int  program_threads(app *a);            /* without --threads; 0: what OpenMP offers */
 
 static double now(void)
@@ -385,6 +388,12 @@ static int64_t opt_int(app *a, const char *name, int64_t absent, int64_t least, 
     return v;
 }
 
+/* The number of threads; absent: without --threads. */
+static int opt_threads(app *a, int absent)
+{
+    return (int)opt_int(a, "--threads", absent, 1, 4096);
+}
+
 static double opt_num(app *a, const char *name, double absent)
 {
     const char *s = opt(a, name);
@@ -446,6 +455,8 @@ static void options_parse(app *a, int argc, char **argv)
         if (o->kind == OPT_NEEDED && !opt(a, o->name))
             die(a, "%s needs %s %s; `" PROGRAM " %s --help` explains", a->cmd->name, o->name,
                 o->arg, a->cmd->name);
+    (void)opt_threads(a, 0);
+    if (a->cmd->check) a->cmd->check(a);
     a->json = opt(a, "--json") != NULL;
 }
 
@@ -879,10 +890,15 @@ static void must_see(app *a, int64_t n)
             tr_family_name(c->family), (long long)n);
 }
 
+static int64_t opt_pillow(app *a)
+{
+    return opt_int(a, "--pillow", IMG_PILLOW_12, IMG_PILLOW_12, IMG_PILLOW_13);
+}
+
 /* Files of pictures through the processor of the folder that the command is about. */
 static void images_process(app *a, prompts *p, const char **file, int64_t n)
 {
-    int64_t order = opt_int(a, "--pillow", IMG_PILLOW_12, IMG_PILLOW_12, IMG_PILLOW_13);
+    int64_t order = opt_pillow(a);
     int64_t *grid = (int64_t *)need(a, n, 3 * sizeof *grid), patches = 0, P;
     img_pixels *x = (img_pixels *)need(a, n, sizeof *x);
     float *all, *at;
@@ -1042,9 +1058,11 @@ static const tr_profile *profile(app *a)
     const char *name = opt(a, "--profile");
     const tr_profile *p = tr_profile_find(name ? name : "exact");
     if (!p) {
-        char *have = text(a, "%s", "");
-        for (int64_t i = 0; i < tr_profile_count(); i++)
-            have = text(a, "%s%s%s", have, i ? ", " : "", tr_profile_get(i)->name);
+        char have[256] = "";            /* there may be no context yet */
+        size_t n = 0;
+        for (int64_t i = 0; i < tr_profile_count() && n < sizeof have; i++)
+            n += (size_t)snprintf(have + n, sizeof have - n, "%s%s", i ? ", " : "",
+                                  tr_profile_get(i)->name);
         die(a, "%s: there is no profile '%s'; there is %s", a->cmd->name, name, have);
     }
     return p;
@@ -1093,12 +1111,26 @@ static int piece_next(piece *c)                 /* 0: there is none */
     return c->N > 0;
 }
 
+static int64_t opt_chunk(app *a, int64_t absent)
+{
+    return opt_int(a, "--chunk", absent, 1, INT32_MAX);
+}
+
 /* Tokens a sequence and call: what was asked for, else 512 of all sequences together, which keeps
  * activations small beside the weights. */
 static int64_t chunk_of(app *a, const prompts *p)
 {
     int64_t usual = 512 / p->B;
-    return opt_int(a, "--chunk", usual > 0 ? usual : 1, 1, INT32_MAX);
+    return opt_chunk(a, usual > 0 ? usual : 1);
+}
+
+/* What golden and run have in common, before all else. */
+static void check_model(app *a)
+{
+    (void)profile(a);
+    (void)opt_pillow(a);
+    (void)opt_chunk(a, 1);
+    program_check_model(a);
 }
 
 /* ---- Names: the module path of a layer, or of the embedding (layer -1), from the tables. */
@@ -1205,6 +1237,7 @@ static void program_options(app *a) { (void)a; }
 static void program_begin(app *a) { (void)a; }
 static void program_ready(app *a) { (void)a; }
 static void program_alive(app *a) { (void)a; }
+static void program_check_model(app *a) { (void)a; }
 static int  program_threads(app *a) { (void)a; return 0; }
 static int  program_leads(const app *a) { (void)a; return 1; }
 
@@ -2287,6 +2320,15 @@ static void golden_write(golden_job *j, double begun)
     for (int64_t i = 0; i < meta.n; i++) js_str(a, meta.item[i].key, meta.item[i].value);
 }
 
+static void check_golden(app *a)
+{
+    int64_t first, layers;
+    check_model(a);
+    golden_layers(a, &first, &layers);
+    if (!opt(a, "--ids") && !opt(a, "--pixels") && !opt(a, "--image"))
+        die(a, "golden: needs --ids FILE, or --pixels or --image for the vision tower alone");
+}
+
 static int cmd_golden(app *a)
 {
     golden_job j;
@@ -2295,9 +2337,6 @@ static int cmd_golden(app *a)
     memset(&j, 0, sizeof j);
     j.a = a;
     golden_layers(a, &first, &layers);
-    (void)profile(a);
-    if (!opt(a, "--ids") && !opt(a, "--pixels") && !opt(a, "--image"))
-        die(a, "golden: needs --ids FILE, or --pixels or --image for the vision tower alone");
     j.p = engine_prompts(a);
     if (program_leads(a)) must_be_writable(a, opt(a, "-o"));
     engine_open(a, &j.e, first, layers);
@@ -2924,6 +2963,14 @@ static void greedy_report(greedy *g, int64_t read, double read_s, int64_t made, 
         size_of((double)g->e.m->shards.bytes).s);
 }
 
+static int64_t opt_n(app *a) { return opt_int(a, "-n", 0, 1, INT32_MAX); }
+
+static void check_run(app *a)
+{
+    check_model(a);
+    (void)opt_n(a);
+}
+
 static int cmd_run(app *a)
 {
     greedy g;
@@ -2933,7 +2980,7 @@ static int cmd_run(app *a)
     int64_t read, made = 0, step;
     memset(&g, 0, sizeof g);
     g.a = a;
-    g.n = opt_int(a, "-n", 0, 1, INT32_MAX);
+    g.n = opt_n(a);
     o.profile = profile(a);
     g.p = engine_prompts(a);
     engine_open(a, &g.e, 0, 0);
@@ -3447,7 +3494,7 @@ static int cmd_image(app *a)
 {
     image_job j;
     const char *path = a->arg[0], *out = opt(a, "-o"), *png = opt(a, "--png");
-    int64_t n, order = opt_int(a, "--pillow", IMG_PILLOW_12, IMG_PILLOW_12, IMG_PILLOW_13);
+    int64_t n, order = opt_pillow(a);
     const char **accept = opt_all(a, "--accept", &n);
     memset(&j, 0, sizeof j);
     j.a = a;
@@ -4339,35 +4386,35 @@ static const option no_options[] = { OPT_END };
 static const command commands[] = {
     PROGRAM_COMMANDS                    /* found first */
     { "families", "", "What is supported, from the tables.",
-      "Exit codes: 0 fine.\n", 0, 1, 0, no_options, cmd_families },
+      "Exit codes: 0 fine.\n", 0, 1, 0, no_options, NULL, cmd_families },
     { "audit", "DIR [options]",
       "Is every key, tensor, shape and byte of a checkpoint as it must be?",
-      audit_note, 1, 1, 0, audit_options, cmd_audit },
+      audit_note, 1, 1, 0, audit_options, NULL, cmd_audit },
     { "plan", "DIR|config.json [options]",
       "How many tensors, bytes and parameters; what each layer computes.",
-      plan_note, 1, 1, 0, plan_options, cmd_plan },
+      plan_note, 1, 1, 0, plan_options, NULL, cmd_plan },
     { "golden", "DIR --ids FILE -o OUT [options]",
       "Run a prompt and write every layer's output under its public name.",
-      golden_note, 1, 1, 1, golden_options, cmd_golden },
+      golden_note, 1, 1, 1, golden_options, check_golden, cmd_golden },
     { "compare", "A B [options]",
       "Which tensor differs first, and by how much? A is theirs, B the golden.",
-      compare_note, 2, 1, 0, compare_options, cmd_compare },
+      compare_note, 2, 1, 0, compare_options, NULL, cmd_compare },
     { "run", "DIR --ids FILE -n N [options]",
       "Greedy ids after a prompt, one sequence a line.",
-      run_note, 1, 0, 1, run_options, cmd_run },
+      run_note, 1, 0, 1, run_options, check_run, cmd_run },
     { "tiny", "DIR --family NAME [options]",
       "Write a small random checkpoint in the released layout.",
-      tiny_note, 1, 0, 0, tiny_options, cmd_tiny },
+      tiny_note, 1, 0, 0, tiny_options, NULL, cmd_tiny },
     { "image", "FILE --model DIR [options]",
       "From a picture to the patches and tokens that the model sees.",
-      image_note, 1, 1, 0, image_options, cmd_image },
+      image_note, 1, 1, 0, image_options, NULL, cmd_image },
     { "bench", "[options]", "Speed, as ratios to OpenBLAS and to what memory can be read with.",
-      bench_note, 0, 1, 0, bench_options, cmd_bench },
+      bench_note, 0, 1, 0, bench_options, NULL, cmd_bench },
     { "postmortem", "DIR [options]",
       "Which rank of a run stopped first, where and why?",
-      postmortem_note, 1, 1, 0, no_options, cmd_postmortem },
+      postmortem_note, 1, 1, 0, no_options, NULL, cmd_postmortem },
     { "selftest", "", "What this build is, and whether its arithmetic is what it must be.",
-      "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, 1, no_options, cmd_selftest },
+      "Exit codes: 0 passed; 1 failed, by name.\n", 0, 1, 1, no_options, NULL, cmd_selftest },
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -4404,7 +4451,7 @@ static int run_command(app *a, int argc, char **argv)
     options_parse(a, argc, argv);
     if (opt(a, "--help")) return help_print(a->cmd);
     program_begin(a);
-    o.threads = (int)opt_int(a, "--threads", program_threads(a), 1, 4096);
+    o.threads = opt_threads(a, program_threads(a));
     if (tr_ctx_new(&a->ctx, &o) != TR_OK && (!a->ctx || a->cmd->run != cmd_selftest))
         die(a, "%s", a->ctx ? tr_err_last(a->ctx) : "out of memory");
     program_ready(a);

@@ -25,7 +25,7 @@
     { "--rings",    "DIR",  OPT_ONE,  "last events of each rank, kept (default: a new folder)" },
 #define PROGRAM_COMMANDS                                                                    \
     { "bench", "DIR [options]", "Many ranks against one: speed, and what was waited for.",  \
-      ranks_bench_note, 1, 1, 1, ranks_bench_options, cmd_ranks_bench },
+      ranks_bench_note, 1, 1, 1, ranks_bench_options, check_ranks_bench, cmd_ranks_bench },
 #define PROGRAM_MODEL_OPTIONS                                                               \
     { "--report",   NULL,   OPT_FLAG, "memory, bytes and waits of the ranks, to stderr" },  \
     { "--experts",  "FILE", OPT_ONE,  "map of experts, JSON; or load:GOLDEN, by its topk_ids" }, \

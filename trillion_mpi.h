@@ -116,7 +116,9 @@ typedef enum tr_mpi_event_kind {
     TR_MPI_EVENT_WAIT,          /* begins to wait for peer, if it has to */
     TR_MPI_EVENT_DONE,          /* what it waited for is complete */
     TR_MPI_EVENT_FAIL,          /* text: the sentence; peer: who told it, -1 if this rank did */
-    TR_MPI_EVENT_END            /* tr_mpi_free, in order */
+    TR_MPI_EVENT_END,           /* tr_mpi_free, in order */
+    TR_MPI_EVENT_HALF           /* half of the deadline is gone, peer does not come, and no lower
+                                   rank that waits has told so */
 } tr_mpi_event_kind;
 
 typedef enum tr_mpi_cause {
@@ -817,13 +819,29 @@ static const char *tri_mpi_last_heard(const tr_mpi *m, int rank, char buf[128])
     return buf;
 }
 
+/* The end of the chain: for whom all wait, over *hops others; this rank itself: a circle. */
+static int tri_mpi_awaited(const tr_mpi *m, int peer, int *hops)
+{
+    for (*hops = 0; *hops < m->size && m->peer[peer].waits >= 0 && peer != m->rank; ++*hops)
+        peer = m->peer[peer].waits;
+    return peer;
+}
+
+/* The lowest rank that waits tells its program, for all; others may have told of it meanwhile. */
+static void tri_mpi_half(tr_mpi *m, const tri_mpi_msg *x)
+{
+    int hops, who = tri_mpi_awaited(m, x->peer, &hops);
+    for (int i = 0; i < m->rank; i++)
+        if (m->peer[i].waits >= 0) return;
+    tri_mpi_event(m, TR_MPI_EVENT_HALF, x->step, who == m->rank ? x->peer : who, x->bytes,
+                  tri_mpi_arrived(m, x));
+}
+
 static tr_status tri_mpi_late(tr_mpi *m, const tri_mpi_msg *x, double waited)
 {
     char at[64], heard[128];
     const char *through;
-    int who = x->peer, hops = 0;
-    for (; hops < m->size && m->peer[who].waits >= 0 && who != m->rank; hops++)
-        who = m->peer[who].waits;
+    int hops, who = tri_mpi_awaited(m, x->peer, &hops);
     through = hops > 1 ? ", through others," : "";
     tri_mpi_at(x->layer, x->step, at);
     if (who == m->rank) {
@@ -881,6 +899,10 @@ static tr_status tri_mpi_wait_all(tr_mpi *m, tri_mpi_msg *const *x, int n)
         if (!told && now - since > m->opts.deadline / 2) {
             tri_mpi_tell(m, TRI_MPI_WAITS, p->peer, TR_MPI_CAUSE_OWN, p->step);
             told = 1;
+        }
+        if (told == 1 && now - since > m->opts.deadline * (17 + (double)m->rank / m->size) / 32) {
+            tri_mpi_half(m, p);         /* in the order of ranks, when what they tell has come */
+            told = 2;
         }
         if (now - since > m->opts.deadline) {
             tri_mpi_event(m, TR_MPI_EVENT_WAIT, p->step, p->peer, p->bytes, tri_mpi_arrived(m, p));
@@ -958,10 +980,11 @@ tr_status tr_mpi_new(tr_ctx *ctx, tr_mpi **out, MPI_Comm comm, const tr_mpi_opts
     if (s == TR_OK && ranks != m->size)
         s = tr_fail(ctx, TR_ERR_ARG, "layout %s is for %lld ranks, there are %d",
                     tr_mpi_layout_str(*l, layout), (long long)ranks, m->size);
+    if (s == TR_OK) s = tr_mpi_same(m, "the layout", tr_mpi_layout_str(*l, layout));
     if (s == TR_OK) {
-        snprintf(text, sizeof text, "trillion %s, contract %s, %s, deadline %g s, segments of %zu "
-                 "bytes, %.200s", TR_VERSION, TR_CONTRACT, tr_mpi_layout_str(*l, layout),
-                 m->opts.deadline, m->opts.segment, opts->identity ? opts->identity : "");
+        snprintf(text, sizeof text, "trillion %s, contract %s, deadline %g s, segments of %zu "
+                 "bytes, %.200s", TR_VERSION, TR_CONTRACT, m->opts.deadline, m->opts.segment,
+                 opts->identity ? opts->identity : "");
         s = tr_mpi_same(m, "the program", text);
     }
     if (s != TR_OK) tr_mpi_free(m);
@@ -1410,6 +1433,23 @@ static tr_status tri_mpi_map_layer(tr_ctx *ctx, tr_mpi_map *map, const tr_json *
     return TR_OK;
 }
 
+/* "1 to 8", or "1, 3, 5": the layers that have experts, as far as they fit. */
+static const char *tri_mpi_expert_layers(const tr_config *c, char buf[96])
+{
+    int64_t first = 0, last = c->layers - 1, n = 0;
+    size_t used = 0;
+    while (first < last && !tri_mpi_has_experts(c, first)) first++;
+    while (last > first && !tri_mpi_has_experts(c, last)) last--;
+    for (int64_t l = first; l <= last; l++) n += tri_mpi_has_experts(c, l);
+    snprintf(buf, 96, "%lld to %lld", (long long)first, (long long)last);
+    for (int64_t l = first; n <= last - first && l <= last && used < 70; l++)
+        if (tri_mpi_has_experts(c, l))
+            used += (size_t)snprintf(buf + used, 96 - used, "%s%lld", used ? ", " : "",
+                                     (long long)l);
+    if (used >= 70) snprintf(buf + used, 96 - used, " and so on");
+    return buf;
+}
+
 /* Is key the number of a layer that has experts? A list under any other would say nothing. */
 static int tri_mpi_names_layer(const char *key, const tr_config *c)
 {
@@ -1427,6 +1467,7 @@ static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j
 {
     const tr_json_node *places = tr_json_get(j, &j->node[0], "places");
     const tr_json_node *layers = tr_json_get(j, &j->node[0], "layers"), *other;
+    char list[96];
     int64_t n;
     if (!places || !layers || layers->type != TR_JSON_OBJECT)
         return tr_fail(ctx, TR_ERR_MISSING, "%s: a map of experts has \"places\" and \"layers\"",
@@ -1442,8 +1483,9 @@ static tr_status tri_mpi_map_take(tr_ctx *ctx, tr_mpi_map *map, const tr_json *j
     other = tr_json_get(j, layers, "*");
     for (const tr_json_node *k = tr_json_first(j, layers); k; k = tr_json_next(j, k))
         if (k != other && !tri_mpi_names_layer(tr_json_key(j, k), c))
-            return tr_fail(ctx, TR_ERR_RANGE, "%s: \"%s\" is no layer of experts; layers are "
-                           "0 to %lld", path, tr_json_key(j, k), (long long)(c->layers - 1));
+            return tr_fail(ctx, TR_ERR_RANGE, "%s: \"%s\" is no layer of experts; layers with "
+                           "experts are %s", path, tr_json_key(j, k),
+                           tri_mpi_expert_layers(c, list));
     for (int64_t l = 0; l < c->layers; l++) {
         char key[24];
         const tr_json_node *lists;

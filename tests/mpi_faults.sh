@@ -164,10 +164,10 @@ stops=1 deadline=2
 given 'stopped before its main' 1 'MPI_Init did not return within 2 s: rank 1, process' -n 6
 stops='' deadline=''
 
-# outside TITLE SIGNAL WORDS-OF-SCREEN WORDS-OF-POSTMORTEM: to rank 1, while it decodes.
+# outside TITLE SIGNAL WORDS-OF-SCREEN WORDS-OF-POSTMORTEM [DEADLINE]: to rank 1, while it decodes.
 outside() {
     rm -rf $work/rings && mkdir $work/rings
-    deadline=3
+    deadline=${5:-3}
     ranks 3 90 sh $work/rank.sh -n 3000 --ignore-eos --rings $top/$work/rings > $log 2>&1 &
     job=$!
     sleep 2
@@ -179,13 +179,16 @@ outside() {
     wait $job
     code=$?
     took=$(($(date +%s) - begun))
-    [ "$3" = - ] || verdict "$1: on the screen" 1 $code $log "$3" $took 9
+    [ "$3" = - ] || verdict "$1: on the screen" 1 $code $log "$3" $took $((deadline + 6))
+    hints=$(grep -ac 'tells more' $log)
+    [ "$hints" = 1 ] || told "$1: where the rings are, once" "$hints times" '' $log
     build/trillion postmortem $work/rings > $work/post.txt 2>&1
-    verdict "$1: postmortem" 1 $? $work/post.txt "$4" $took 9
+    verdict "$1: postmortem" 1 $? $work/post.txt "$4" $took $((deadline + 6))
 }
 if [ "${1:-long}" != short ]; then
     outside 'killed from outside'  KILL - '^rank 1 '
     outside 'stopped from outside' STOP 'rank 1 is late' '^rank 1 '
+    outside 'stopped for half of it' STOP 'rank 0 has waited more than 10 s for rank 1' '^rank 1 ' 20
 fi
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

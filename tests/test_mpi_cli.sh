@@ -269,12 +269,16 @@ mkdir -p $deep
 gives 'a folder of rings far down' 2 2 "--rings $((${#deep} + 6)) 511" $R --rings $deep/rings
 
 echo "{\"places\":2,\"layers\":{\"*\":[[$odd],[$even]],\"01\":[[$even],[$odd]]}}" > $W/key.json
-gives 'a map of a layer that is none' 2 2 "$W/key.json \"01\"" $R --experts $W/key.json
+gives 'a map of a layer that is none' 2 2 "$W/key.json \"01\" 1 to 3" $R --experts $W/key.json
 gives 'more to spare than there are' 2 0 '' $R --experts load:$W/load.st --spare 1048576
 dots=$(seq 300 | sed 's|.*|./|' | tr -d '\n')          # they differ after 600 bytes
 L="run $F/deepseek_v3 --ids $dots$W/ids.txt"
 gives 'another command line, far behind' 1 2 'rank 1 command line' $L -n 3 : -np 1 $M $L -n 4
-gives 'another layout' 1 2 'rank 1 tp=2 ep=2' $R --layout ep=2 : -np 1 $M $R --layout tp=2
+gives 'another layout' 1 2 'layout: pp=1,tp=2,ep=1,cp=1; pp=1,tp=1,ep=2,cp=1' $R --layout ep=2 \
+    --rings $W/unlike : -np 1 $M $R --layout tp=2 --rings $W/unlike
+said=$($T postmortem $W/unlike 2>&1)
+[ $? -eq 1 ] && echo "$said" | grep -q 'rank 1 failed first,.* differs from rank 0 in the layout' &&
+    ok 'and its rings' || bad 'and its rings' "$said"
 
 # ---- Rings
 

@@ -671,6 +671,16 @@ static void test_woken(void)
 
 static void test_own(void)
 {
+    fake("own-0", 0);                   /* the agreement only tells of it */
+    ev(2, 1.0, RING_STEP, -1, -1, "opening the model");
+    ev(2, 1.4, RING_STEP, -1, -1, "agreement");
+    ev(2, 1.4, RING_WAIT, -1, 0, "agreement");
+    ev(2, 1.5, RING_DONE, -1, 0, "agreement");
+    failed(2, 1.5, RING_OWN, "a shard is too short");
+    for (int i = 0; i < WORLD; i++)
+        if (i != 2) told(i, 1.6, 0, 2, RING_OWN, "rank 2: a shard is too short");
+    VERDICT(PM_OWN, 2, "rank 2 failed first, in step opening the model: a shard");
+
     fake("nan", 0);
     for (int i = 0; i < WORLD; i++) ev(i, 5.0, RING_STEP, 3, -1, "experts");
     failed(2, 5.5, RING_OWN, "layer 3, experts: element 7 is NaN");
@@ -957,6 +967,17 @@ static void test_folders(void)
         for (int k = 0; k < WORLD; k++) ring_free(&faked[k]);
         CHECK_FAILS(ctx, TR_ERR_FORMAT, words[i], pm_read(ctx, &p, fake_dir));
     }
+    for (int i = 0; i < 2; i++) {       /* one run of two layouts: its name, or why it failed */
+        static const char said[] = "rank 3 differs from rank 0 in the layout: pp=4; rank 0: ep=4";
+        fake("layouts", 0);
+        strcpy(faked[3].file->u.head.layout, "pp=4");
+        for (int k = 0; k < WORLD && i == 0; k++) strcpy(faked[k].file->u.head.run, "12");
+        for (int k = 0; k < 3; k++) told(k, 5.1, 3, 3, RING_UNLIKE, said);
+        ev(3, 4.9, RING_STEP, -1, -1, "the layout");
+        ev(3, 4.95, RING_DONE, -1, 0, "agreement");
+        failed(3, 5.0, RING_UNLIKE, said);
+        VERDICT(PM_OWN, 3, "rank 3 failed first, in step the layout: rank 3 differs|rank 0: ep=4");
+    }
 }
 
 static tr_status sweep_read(tr_ctx *c, void *user)
@@ -1195,6 +1216,14 @@ static void gets_signal_without_ring(ring *r)
     raise(SIGTERM);
 }
 
+static char told_file[256];
+
+static void gets_signal_with_hint(ring *r)
+{
+    watch_hint("DIR tells more", told_file);
+    gets_signal(r);
+}
+
 static void fails_then_gets_signal(ring *r)
 {
     ring_end(r, RING_FAILED, 0, RING_NOBODY, RING_OWN, "its own sentence");
@@ -1234,6 +1263,15 @@ static void test_signals(void)
     CHECK_OK(ctx, ring_open(ctx, &l, in(dir, "rank-00003.ring")));
     CHECK(l.head.state == RING_FAILED && !strcmp(l.head.sentence, "its own sentence"));
     ring_close(ctx, &l);
+    snprintf(told_file, sizeof told_file, "%s", in(dir, "told"));
+    signal_to_raise = SIGTERM;
+    c = run_child(dir, gets_signal_with_hint);          /* the first says the hint, */
+    CHECK(strstr(c.err, "waiting for rank 2\ntrillion-mpi: DIR tells more\n"));
+    c = run_child(dir, gets_signal_with_hint);          /* and no other */
+    CHECK(c.exit == 143 && strstr(c.err, "SIGTERM") && !strstr(c.err, "DIR tells more"));
+    snprintf(told_file, sizeof told_file, "%s", in(dir, "gone/told"));
+    c = run_child(dir, gets_signal_with_hint);          /* none of a folder that is gone */
+    CHECK(c.exit == 143 && !strstr(c.err, "DIR tells more"));
 }
 
 static void test_launched(void)

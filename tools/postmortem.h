@@ -135,6 +135,13 @@ static inline void pm_look(pm_rank *r)          /* how it ended */
     if (r->end == PM_SILENT) r->alive = ring_alive(h);
 }
 
+/* What a failure of its own is told in comes after the step that failed. */
+static inline int pm_only_tells(const pm_rank *r, const ring_record *e)
+{
+    return r->end == PM_FAILED && !r->told && (r->cause == RING_OWN || r->cause == RING_UNLIKE) &&
+           strcmp(e->step, "agreement") == 0;
+}
+
 /* Where it was at time t. What waits and says so again at its deadline has waited since the first
  * time. */
 static inline void pm_look_at(pm_rank *r, int64_t t)
@@ -144,6 +151,7 @@ static inline void pm_look_at(pm_rank *r, int64_t t)
     r->since = r->log.head.begun;
     r->waits = RING_NOBODY;
     while (i >= 0 && (r->log.rec[i].kind == RING_FAIL || r->log.rec[i].time > t)) i--;
+    while (i > 0 && pm_only_tells(r, &r->log.rec[i])) i--;
     if (i < 0 && r->log.n && atomic_load(&r->log.rec[0].number) > 1) {
         r->last = &r->log.rec[0];       /* all it did before is written over */
         r->since = t;
@@ -623,12 +631,13 @@ static inline int pm_owns(const pm *p, const char *file)
     return 0;
 }
 
-/* Rings of one run have its name, size and layout; none had ended long before another began. */
+/* Rings of one run have its name and size, and its layout unless that is why it failed; none had ended long before another began. */
 static inline tr_status pm_same_run(tr_ctx *ctx, const pm_rank *x, const pm_rank *y)
 {
     const ring_head *a = &x->log.head, *b = &y->log.head;
     const int64_t minute = 60000000000;
-    if (strcmp(a->layout, b->layout) != 0)
+    if (strcmp(a->layout, b->layout) != 0 && !*a->run && x->cause != RING_UNLIKE &&
+        y->cause != RING_UNLIKE)
         return tr_fail(ctx, TR_ERR_FORMAT, "%s is of a run with layout \"%s\", %s of one with "
                        "\"%s\"", x->file, a->layout, y->file, b->layout);
     if (strcmp(a->run, b->run) != 0)

@@ -49,6 +49,7 @@ typedef struct world {
     ring     ring;
     tr_mpi_layout layout;
     char     rings[512];
+    char     hint[600], told[600];  /* where they are, said once; the file of who says it */
     int      rings_stay;            /* they were asked for */
     int      local, first;          /* ranks of this machine; this is the first of them */
     node    *node;                  /* [size] on rank 0 */
@@ -101,6 +102,8 @@ static void rings_clear(const char *dir)
     DIR *d = opendir(dir);
     while (rings_next(d, dir, path)) remove(path);
     if (d) closedir(d);
+    snprintf(path, sizeof path, "%s/told", dir);
+    remove(path);
 }
 
 /* Those that still write to a ring keep it as long. */
@@ -148,8 +151,8 @@ static void world_print(const world *w, const char *sentence)
         w->cause != TR_MPI_CAUSE_UNLIKE)
         fprintf(stderr, PROGRAM ": rank %d: %s\n", w->rank, sentence);
     else fprintf(stderr, PROGRAM ": %s\n", sentence);
-    if (rings_tell(w)) fprintf(stderr, PROGRAM ": `trillion postmortem %s` tells more\n", w->rings);
     fflush(stderr);
+    if (rings_tell(w)) watch_say_hint();
 }
 
 /* It gives all ranks the same arguments, and lets the others go on when one ends. */
@@ -214,13 +217,30 @@ static void must_mpi(app *a, int code, const char *what)
 _Static_assert((int)RING_END == (int)TR_MPI_EVENT_END && (int)RING_MPI == (int)TR_MPI_CAUSE_MPI,
                "kinds and causes of a ring are those of trillion_mpi.h");
 
+/* Nothing to see for minutes, and why. */
+static void world_waits(app *a, const tr_mpi_event *e)
+{
+    const world *w = world_of(a);
+    char layer[32] = "";
+    if (w->deadline < 20) return;       /* it is over soon */
+    if (e->layer >= 0) snprintf(layer, sizeof layer, "layer %d, ", e->layer);
+    progress_clear(a);
+    fprintf(stderr, PROGRAM ": rank %d has waited more than %g s for rank %d in %s%s; all end at "
+            "%g s\n", w->rank, w->deadline / 2, e->peer, layer, e->text, w->deadline);
+}
+
 static void world_event(void *user, const tr_mpi_event *e)
 {
-    world *w = (world *)user;
+    app *a = (app *)user;
+    world *w = world_of(a);
     if (w->blocked) watch_end();
     w->blocked = e->blocks;
     if (e->blocks) {
         watch_begin(e->text, w->deadline);
+        return;
+    }
+    if (e->kind == TR_MPI_EVENT_HALF) {
+        world_waits(a, e);
         return;
     }
     if (e->kind != TR_MPI_EVENT_FAIL) {
@@ -318,6 +338,9 @@ static void rings_begin(app *a, tr_ctx *ctx)
     who.run = w->run;
     world_agree(a, ring_create(ctx, &w->ring, w->rings, &who), ctx);
     watch_who(&w->ring, w->rank);
+    snprintf(w->hint, sizeof w->hint, "`trillion postmortem %s` tells more", w->rings);
+    snprintf(w->told, sizeof w->told, "%s/told", w->rings);
+    watch_hint(w->hint, w->told);
     say(a, "events of the ranks go to %s%s; `trillion postmortem %s` reads them", w->rings,
         w->rings_stay ? "" : ", kept if the run fails", w->rings);
 }
@@ -508,7 +531,7 @@ static void program_ready(app *a)
     o.deadline = w->deadline;
     o.identity = identity;
     o.event = world_event;
-    o.event_user = w;
+    o.event_user = a;
     watch_begin("MPI_Comm_dup", w->deadline + 0.8);     /* what follows it has its own deadline */
     must(a, tr_mpi_new(a->ctx, &w->m, w->comm, &o));
     watch_end();

@@ -52,7 +52,7 @@ enum { RING_RECORDS = 4096, RING_STEP_BYTES = 24, RING_SENTENCE = 512, RING_VERS
        RING_WORLD = 1 << 22 };      /* ranks at most */
 enum { RING_NOBODY = -1, RING_ANYBODY = -2 };       /* a peer: none; some other, not known which */
 
-typedef enum ring_kind {        /* as tr_mpi_event_kind */
+typedef enum ring_kind {        /* as tr_mpi_event_kind; its HALF is in no ring */
     RING_STEP,                  /* begins an operator or an exchange */
     RING_WAIT,                  /* begins to wait for peer */
     RING_DONE,                  /* what it waited for is complete */

@@ -2,6 +2,7 @@
  *
  *     watch_launched(&rank, &world, &run);         as the launcher numbers, before MPI_Init
  *     watch_start(&r, rank);                       a thread that watches, and the handlers
+ *     watch_hint("DIR/.. tells more", "DIR/told");  said once by all that find no such file
  *     watch_begin("MPI_Init", 30);
  *     MPI_Init(..);
  *     watch_end();
@@ -29,6 +30,7 @@ typedef struct watch {
     _Atomic int rank;                   /* -1: not known */
     _Atomic int64_t looked, stopped;    /* ms: when the thread last ran, 0: nothing is watched; for
                                            how long it then did not, and so nor did the process */
+    const char *hint, *told;            /* NULL: none; a line, and the file of who says it */
     int running, stop;                  /* the rest: under lock */
     const char *what;                   /* NULL: nothing is watched */
     double seconds;
@@ -106,6 +108,28 @@ static void watch_say(const watch_text *sentence)
     (void)k;
 }
 
+/* Of the processes that were given the same file `told`, and of all of their endings, one says the
+ * hint: who makes the file. 1: this one shall. */
+static int watch_hint_mine(void)
+{
+    int fd = watch_it.hint ? open(watch_it.told, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) :
+             -1;
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+static void watch_say_hint(void)
+{
+    watch_text t = { "", 0 };
+    ssize_t k;
+    if (!watch_hint_mine()) return;
+    watch_put(&t, "trillion-mpi: ");
+    watch_put(&t, watch_it.hint);
+    t.s[t.n++] = '\n';
+    k = write(2, t.s, t.n);
+    (void)k;
+}
+
 /* ---- Was this process stopped? */
 
 enum { WATCH_LOOK_MS = 100, WATCH_STOPPED_MS = 1000 };     /* looks; longer without one: stopped */
@@ -147,7 +171,10 @@ static void watch_ended_by(int sig)
         watch_put(&t, " s");
     }
     if (ring_end(watch_it.r, stopped ? RING_FAILED : RING_SIGNALLED, sig, RING_NOBODY, RING_OWN,
-                 t.s) || !watch_it.r || !watch_it.r->file) watch_say(&t);
+                 t.s) || !watch_it.r || !watch_it.r->file) {
+        watch_say(&t);
+        watch_say_hint();
+    }
 }
 
 static void watch_on_ask(int sig)
@@ -242,6 +269,7 @@ static _Noreturn void watch_time_is_up(const char *what, double seconds)
     }
     ring_end(watch_it.r, RING_FAILED, 0, rank >= 0 ? rank : RING_ANYBODY, RING_LATE, t.s);
     watch_say(&t);
+    watch_say_hint();
     if (getpgrp() == getpid()) {
         signal(SIGTERM, SIG_IGN);
         kill(0, SIGTERM);
@@ -286,6 +314,13 @@ static void watch_who(ring *r, int rank)
 {
     watch_it.r = r;
     atomic_store(&watch_it.rank, rank);
+}
+
+/* A line that one ending of all says behind its sentence; both texts stay valid. */
+static void watch_hint(const char *hint, const char *told)
+{
+    watch_it.told = told;
+    watch_it.hint = hint;
 }
 
 /* 0, or the number of an error. Signals go to the program's own threads. */

@@ -332,8 +332,16 @@ gives 'block sums that are missing' 2 "$prefix.embed_tokens 2" \
     $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/few.st
 gives 'a hidden state that is missing' 2 "$prefix.layers.6 2" \
     $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 7-8 --input $W/few.st
-gives 'an input of another prompt' 2 "$prefix.layers.4 expected" \
+gives 'an input of another prompt' 2 "$W/$f-all.st $W/two.txt input_ids_sha256" \
     $T golden $W/$f --ids $W/two.txt -o $W/p.st --layers 5-5 --input $W/$f-all.st
+LC_ALL=C sed 's/input_ids_sha256/input_ids_sha---/' $W/$f-all.st > $W/unsaid.st
+gives 'an input that does not say its prompt' 0 '' \
+    $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/unsaid.st
+gives 'and has another shape' 2 "$prefix.layers.4 expected" \
+    $T golden $W/$f --ids $W/two.txt -o $W/p.st --layers 5-5 --input $W/unsaid.st
+gives 'an input of another profile' 0 'exact oracle' \
+    $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/$f-all.st --profile oracle
+grep -q "warning: $W/$f-all.st" $W/err && ok 'is told' || bad 'is told' "$(cat $W/err)"
 gives 'a tap that matches nothing' 2 'matched' \
     $T golden $W/$f --ids $W/one.txt -o $W/p.st --tap 'no.such.*'
 gives 'state taps' 0 'state.layers.0.kda_recurrent state.layers.3.mla_latent' sh -c \

@@ -141,6 +141,16 @@ mapped 'experts by a map' $W/map.json
 mapped 'experts by load, two to spare' load:$W/load.st --spare 2
 grep -q '^ *1 .*1/1 ' $W/err && grep -q '^dispatch ' $W/err && ok '--report' || bad '--report' "$(cat $W/err)"
 
+$T golden $F/deepseek_v3 --ids $W/ids.txt -o $W/some.st --tap '*layers.2.*topk_ids' 2> /dev/null
+mapped 'experts by load of a layer' load:$W/some.st
+grep -q "warning: $W/some.st: .* layers 1, 3: .* evenly" $W/err && ok 'the others are told' ||
+    bad 'the others are told' "$(cat $W/err)"
+over 4 run $F/deepseek_v3 --ids $W/ids.txt -n 1 > $W/out 2> $W/err
+grep -q 'warning: 1 of 4 groups of ep have no prompt' $W/err && ok 'fewer prompts than groups' ||
+    bad 'fewer prompts than groups' "$(cat $W/err)"
+over 4 run $F/deepseek_v3 --ids $W/ids.txt -n 1 --layout ep=2,tp=2 > $W/out 2> $W/err
+grep -q 'warning' $W/err && bad 'enough prompts' "$(cat $W/err)" || ok 'enough prompts'
+
 mapped 'all experts come' $W/map.json --fetch 1 --keep 1
 [ "$(took fetch)" -gt 0 ] && [ "$(took combine)" = 0 ] && ok 'no token goes' ||
     bad 'no token goes' "$(cat $W/err)"
@@ -253,8 +263,14 @@ gives 'layers that are not there' 2 2 'layers 7 to 9 0 to 8' $part 7-9 --input $
 gives 'more stages than these layers' 3 2 '2 layers (7 to 8) 3 stages' $part 7-8 \
     --input $W/k3.st --layout pp=3
 echo '1 2' > $W/two.txt
-gives 'an input of another shape' 2 2 "$W/k3.st layers.4 [3, 17, [1, 2," golden $K/text-a \
+gives 'an input of another prompt' 2 2 "$W/k3.st $W/two.txt input_ids_sha256" golden $K/text-a \
     --ids $W/two.txt -o $W/x.st --layers 5-6 --input $W/k3.st
+LC_ALL=C sed 's/input_ids_sha256/input_ids_sha---/' $W/k3.st > $W/unsaid.st
+gives 'an input of another shape' 2 2 "$W/unsaid.st layers.4 [3, 17, [1, 2," golden $K/text-a \
+    --ids $W/two.txt -o $W/x.st --layers 5-6 --input $W/unsaid.st
+gives 'an input of other pictures' 2 2 "$W/see.st pixel_values_sha256" golden $K/multimodal \
+    --ids $W/see.txt --image $K/multimodal/picture-1.png --image $K/multimodal/picture-0.png \
+    -o $W/x.st --layers 2-3 --input $W/see.st
 cp $W/k3.st $W/nan.st
 at=$(file_offset $W/nan.st language_model.model.layers.4)
 printf '\377\377\377\177' |             # of layer 4, sequence 0, token 6, element 0

@@ -632,6 +632,10 @@ static prompts engine_prompts(app *a)
     p.sha256 = share_text(a, p.sha256);
     p.files = share_text(a, p.files);
     p.pillow = share_text(a, p.pillow);
+    if (p.B < world_of(a)->layout.ep)
+        say(a, "warning: %lld of %d groups of ep have no prompt, and only answer for their experts; "
+            "cp or tp would share the work of %s", world_of(a)->layout.ep - (long long)p.B,
+            world_of(a)->layout.ep, p.B == 1 ? "the one there is" : "those there are");
     p.images.n = size[2];
     if (p.images.n) {
         void *x = share_list(a, p.images.pixels.data, shape[0] * shape[1] * shape[2] * shape[2],
@@ -687,11 +691,26 @@ static void load_count(app *a, const char *path, const tr_st_entry *e, const tr_
     }
 }
 
+/* Layers with experts of which the golden counts nothing: all of theirs count alike. */
+static void load_warn(app *a, const char *path, const tr_config *c, const char *counted)
+{
+    char *even = (char *)need(a, c->layers + 1, 1);
+    int64_t n = 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        even[l] = c->layer[l].ffn == TR_FFN_MOE && !counted[l];
+        n += even[l];
+    }
+    if (n)
+        say(a, "warning: %s: has no topk_ids of layer%s %s: their experts are dealt evenly", path,
+            plural(n), ranges(a, even, c->layers, ", "));
+}
+
 /* Tokens that each expert had in a golden, [layers, experts]. */
 static int64_t *load_read(app *a, const char *path, const tr_config *c)
 {
     tr_st f;
     int64_t *load, n = 0;
+    char *counted = (char *)need(a, c->layers + 1, 1);
     size_t all;
     must(a, tr_size_mul(a->ctx, &all, (size_t)c->layers, (size_t)c->experts));
     load = (int64_t *)need(a, (int64_t)all, sizeof *load);
@@ -701,9 +720,11 @@ static int64_t *load_read(app *a, const char *path, const tr_config *c)
         int64_t l = layer_of(e->name);
         if (!ends_with(e->name, "topk_ids") || l < 0 || l >= c->layers) continue;
         load_count(a, path, e, tr_st_find(&f, "lengths"), c, load + l * c->experts);
+        counted[l] = 1;
         n++;
     }
     if (!n) die(a, "%s: there is no ..layers.N...topk_ids in it: a golden of this model has", path);
+    load_warn(a, path, c, counted);
     tr_st_close(a->ctx, &f);
     return load;
 }

@@ -51,7 +51,8 @@
     "What exactly should come out of each layer, and where does another engine differ?\n\n" \
     "  trillion audit   DIR\n"                                                             \
     "  trillion golden  DIR --ids ids.txt -o gold.safetensors\n"                           \
-    "  trillion compare theirs.safetensors gold.safetensors --max-rel 1e-9\n\n"
+    "  trillion compare theirs.safetensors gold.safetensors --max-rel 1e-9\n\n"          \
+    "Over several ranks (MPI) golden and run are `trillion-mpi`'s.\n\n"
 #endif
 
 /* ============================================================================
@@ -2094,6 +2095,24 @@ static tr_view entering_find(app *a, const tr_st *f, const char *name, const tr_
     return tr_view3(e->view.data, e->view.dtype, p->B, p->T, D);
 }
 
+/* A golden says which prompt and pictures it is of, and in which profile it was made; files of
+ * others need not. */
+static void entering_same(app *a, const tr_st *f, const prompts *p)
+{
+    const char *made = tr_st_meta(f, "profile");
+    const char *ids = tr_st_meta(f, "input_ids_sha256");
+    const char *pixels = tr_st_meta(f, "pixel_values_sha256");
+    if (ids && p->sha256 && strcmp(ids, p->sha256) != 0)
+        die(a, "%s: is of another prompt than %s: input_ids_sha256 is %.16s.., here %.16s..",
+            f->path, opt(a, "--ids"), ids, p->sha256);
+    if (pixels && p->images.n && strcmp(pixels, hash_of(a, p->images.pixels)) != 0)
+        die(a, "%s: is of other pictures: pixel_values_sha256 is %.16s.., here %.16s..", f->path,
+            pixels, hash_of(a, p->images.pixels));
+    if (made && strcmp(made, profile(a)->name) != 0)
+        say(a, "warning: %s is of the %s profile, this run of the %s profile", f->path, made,
+            profile(a)->name);
+}
+
 /* The hidden state is what left layer first - 1. Block sum i is what entered its boundary layer,
  * the embedding for the first one; a boundary at `first` is pushed by that layer itself. */
 static void entering_read(app *a, entering *in, const char *path, const tr_model *m,
@@ -2101,6 +2120,7 @@ static void entering_read(app *a, entering *in, const char *path, const tr_model
 {
     tr_st *f = (tr_st *)need(a, 1, sizeof *f);      /* stays open: src points into it */
     must(a, tr_st_open(a->ctx, f, path, 0));
+    entering_same(a, f, p);
     in->src = (tr_view *)need(a, in->n + 1, sizeof *in->src);
     in->src[0] = entering_find(a, f, module_path(a, &m->cfg, m->first - 1), m, p);
     for (int64_t i = 0; i < in->n; i++)
@@ -2389,7 +2409,8 @@ static const char golden_note[] =
     "  logits_sha256          of the logits' little-endian bytes, NaN canonical\n\n"
     "--input: the hidden state that enters layer A is the tap ...layers.(A-1). Where residuals\n"
     "are mixed from block sums, those are needed too: ...embed_tokens and, of every block\n"
-    "boundary b below A, ...layers.(b-1).\n" PROGRAM_LAYERS "\n"
+    "boundary b below A, ...layers.(b-1). A FILE that says that it is of another prompt or of\n"
+    "other pictures is refused, of another profile told.\n" PROGRAM_LAYERS "\n"
     "Exit codes: 0 written; 2 not, and OUT is as it was.\n" PROGRAM_CODES;
 
 /* ============================================================================
@@ -4307,7 +4328,9 @@ static int cmd_postmortem(app *a)
 
 static const char postmortem_note[] =
     "DIR holds the rings that the ranks of `trillion-mpi --rings DIR` left, rank-00000.ring and\n"
-    "so on, gathered from all machines. The table says where each rank was at the end, since\n"
+    "so on, gathered from all machines; without --rings a new folder trillion-XXXXXX in TMPDIR or\n"
+    "/tmp, which the run names when it begins, and which stays if it fails. The run may still be\n"
+    "running: a rank that is stopped is then named as such. The table says where each rank was at the end, since\n"
     "when, and how it ended: the end is when the first rank failed or gave up waiting, else the\n"
     "last event of all. * marks the rank that the sentence names. A rank that was killed leaves\n"
     "no ending, but its events up to there. A ring that is damaged is left out with a warning.\n"

@@ -39,6 +39,7 @@
     "container) Open MPI starts with --allow-run-as-root, or with OMPI_ALLOW_RUN_AS_ROOT=1 and\n" \
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: it refuses by itself, as what a wrong program damages is\n" \
     "larger there. Its own boxes after ours: OMPI_MCA_orte_execute_quiet=1 turns them off,\n" \
-    "and with them its line that names a rank which was killed.\n\n"
+    "and with them its line that names a rank which was killed.\n\n" \
+    "`trillion postmortem DIR` says which rank of a run stopped first, where and why.\n\n"
 
 #include "trillion.c"

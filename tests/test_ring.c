@@ -499,7 +499,8 @@ static void test_killed(void)
     ev(2, 4.96, RING_WAIT, -1, 0, "agreement");
     ev(3, 5.02, RING_WAIT, 5, 2, "hidden state");
     signalled(1, 6.0);
-    VERDICT(PM_KILLED, 2, "rank 2 was killed|; ranks 0 and 3 have no ending either (the launcher may have ended them later)");
+    VERDICT(PM_KILLED, 2, "rank 2 was killed|; ranks 0 and 3 have no ending either (the launcher "
+            "may have ended them later)");
 
     fake("kill-7", 0);                  /* 3 waited longer than 0 computed */
     ev(0, 5.2, RING_STEP, 0, -1, "short convolution");

@@ -631,7 +631,8 @@ static inline int pm_owns(const pm *p, const char *file)
     return 0;
 }
 
-/* Rings of one run have its name and size, and its layout unless that is why it failed; none had ended long before another began. */
+/* Rings of one run have its name and size, and its layout unless that is why it failed; none had
+ * ended long before another began. */
 static inline tr_status pm_same_run(tr_ctx *ctx, const pm_rank *x, const pm_rank *y)
 {
     const ring_head *a = &x->log.head, *b = &y->log.head;

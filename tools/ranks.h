@@ -633,8 +633,8 @@ static prompts engine_prompts(app *a)
     p.files = share_text(a, p.files);
     p.pillow = share_text(a, p.pillow);
     if (p.B < world_of(a)->layout.ep)
-        say(a, "warning: %lld of %d groups of ep have no prompt, and only answer for their experts; "
-            "cp or tp would share the work of %s", world_of(a)->layout.ep - (long long)p.B,
+        say(a, "warning: %lld of %d groups of ep have no prompt, and only answer for their "
+            "experts; cp or tp would share the work of %s", world_of(a)->layout.ep - (long long)p.B,
             world_of(a)->layout.ep, p.B == 1 ? "the one there is" : "those there are");
     p.images.n = size[2];
     if (p.images.n) {

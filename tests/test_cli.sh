@@ -339,6 +339,9 @@ gives 'an input that does not say its prompt' 0 '' \
     $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/unsaid.st
 gives 'and has another shape' 2 "$prefix.layers.4 expected" \
     $T golden $W/$f --ids $W/two.txt -o $W/p.st --layers 5-5 --input $W/unsaid.st
+LC_ALL=C sed "s/\(layers\.4\":{\"dtype\":\"\)F32/\1I32/" $W/unsaid.st > $W/whole.st
+gives 'an input of whole numbers' 2 "$prefix.layers.4 I32 floats" \
+    $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/whole.st
 gives 'an input of another profile' 0 'exact oracle' \
     $T golden $W/$f --ids $W/one.txt -o $W/p.st --layers 5-5 --input $W/$f-all.st --profile oracle
 grep -q "warning: $W/$f-all.st" $W/err && ok 'is told' || bad 'is told' "$(cat $W/err)"

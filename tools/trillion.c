@@ -2089,8 +2089,9 @@ static tr_view entering_find(app *a, const tr_st *f, const char *name, const tr_
     if (!e)
         die(a, "%s: there is no %s in it: layer %lld is entered by a hidden state and %lld block "
             "sums", f->path, name, (long long)m->first, (long long)n);
-    if (tr_view_numel(e->view) != p->B * p->T * D || e->view.shape[e->view.rank - 1] != D)
-        die(a, "%s: %s is %s, expected [%lld, %lld, %lld]", f->path, name,
+    if (!tr_qformat_plain(e->view.dtype) || tr_view_numel(e->view) != p->B * p->T * D ||
+        e->view.shape[e->view.rank - 1] != D)
+        die(a, "%s: %s is %s, expected floats [%lld, %lld, %lld]", f->path, name,
             tr_view_str(e->view, s), (long long)p->B, (long long)p->T, (long long)D);
     return tr_view3(e->view.data, e->view.dtype, p->B, p->T, D);
 }

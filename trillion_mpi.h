@@ -3785,7 +3785,7 @@ static tr_status tri_mpi_hidden_out(tr_mpi_run *r, int64_t N)
 
 tr_status tr_mpi_forward(tr_mpi_run *r, const tr_batch *b, const tr_hidden *in)
 {
-    int64_t all, N = 0, first = r->mm->part->first;         /* N: tokens of this rank */
+    int64_t all = 0, N = 0, first = r->mm->part->first;         /* N: tokens of this rank */
     tr_batch mine;
     tr_hidden own;
     tr_status s;

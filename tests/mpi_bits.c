@@ -38,11 +38,11 @@ static const struct { int64_t B, len[4], piece, fetch; const char *glob; } batch
     { 2, { 600, 560 }, 600, 150, NULL }
 };
 
-/* How many of them: the long one for experts on few ranks; threads are the local operators' matter,
- * which the first two show. */
+/* How many of them: the long one for experts on few ranks; the first two show what there is to see
+ * of threads, which are the local operators' matter, and of many ranks without experts. */
 static int batches_of(const tr_config *c, int k, int ranks, int threads)
 {
-    if (threads > 1) return 2;
+    if (threads > 1 || (ranks > 4 && !c->experts)) return 2;
     return ranks > 3 || !c->experts || models[k].first ? BATCHES - 1 : BATCHES;
 }
 

@@ -16,12 +16,28 @@ launch="$MPIRUN $BIND"
 # over N ARGUMENTS...: trillion-mpi on N ranks.
 over() { n=$1; shift; $launch -np "$n" $M "$@" --threads 1 --deadline 60; }
 
+# sh $W/each.sh [@FOLDER] ARGUMENTS... // [@FOLDER] ARGUMENTS...: trillion-mpi with those before
+# the slashes on rank 0, those behind them on the others. (Launchers have a colon for it, and crash.)
+cat > $W/each.sh <<'END'
+rank=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} program=$1 mine=
+shift
+for a; do
+    case $a in
+    //) [ "$rank" != 0 ] || break; mine= ;;
+    @*) cd "${a#@}" || exit 3 ;;
+    *) mine="$mine $a" ;;
+    esac
+done
+exec "$program" $mine
+END
+each="sh $PWD/$W/each.sh $PWD/$M"
+
 # gives NAME RANKS CODE "WORDS" ARGUMENTS...: exit code, words; of a failure one sentence and nothing
 # on stdout. Ranks that the launcher ends in MPI_Init may say that.
 gives() {
     name=$1 n=$2 code=$3 words=$4
     shift 4
-    $launch -np "$n" $M "$@" > $W/out 2> $W/err < /dev/null
+    $launch -np "$n" ${by:-$M} "$@" > $W/out 2> $W/err < /dev/null
     got=$? why=
     [ $got -eq "$code" ] || why="exit code $got, expected $code"
     for w in $words; do
@@ -206,7 +222,7 @@ for f in $K/text-a/model-*.safetensors; do
 done
 $T golden $K/text-a --ids $W/ids.txt -o $W/one.st 2> $W/err
 L="golden m --ids $PWD/$W/ids.txt -o $PWD/$W/many.st --fetch 1 --threads 1 --deadline 20 --lenient"
-$launch -np 1 -wdir "$PWD/$W/whole" "$PWD/$M" $L : -np 1 -wdir "$PWD/$W/cut" "$PWD/$M" $L 2> $W/err &&
+$launch -np 2 $each "@$PWD/$W/whole" $L // "@$PWD/$W/cut" $L 2> $W/err &&
     cmp -s $W/one.st $W/many.st && ok 'experts come, from other shards' ||
     bad 'experts come, from other shards' "$(cat $W/err)"
 came() {                            # came KEEP: experts, in many calls
@@ -239,8 +255,10 @@ gives 'the overview' 2 0 'golden run bench selftest' --help
 gives 'selftest' 2 0 'passed' selftest
 gives 'a command for one rank' 3 2 'trillion audit' audit x
 early 'an unknown option' 3 2 "'--fast'" run x --fast
-gives 'an unknown option of one rank' 1 2 "rank 1 '--fast'" $R : -np 1 $M $R --fast
-gives 'an unknown option of rank 0' 1 2 "'--fast'" $R --fast : -np 2 $M $R
+by=$each
+gives 'an unknown option of one rank' 2 2 "rank 1 '--fast'" $R // $R --fast
+gives 'an unknown option of rank 0' 3 2 "'--fast'" $R --fast // $R
+by=
 early 'no deadline' 2 2 "--deadline '0'" $R --deadline 0
 gives 'a layout for other ranks' 3 2 'ep=2 3' $R --layout ep=2
 gives 'a layout that is none' 2 2 "'dp=2'" $R --layout dp=2
@@ -289,9 +307,11 @@ gives 'a map of a layer that is none' 2 2 "$W/key.json \"01\" 1 to 3" $R --exper
 gives 'more to spare than there are' 2 0 '' $R --experts load:$W/load.st --spare 1048576
 dots=$(seq 300 | sed 's|.*|./|' | tr -d '\n')          # they differ after 600 bytes
 L="run $F/deepseek_v3 --ids $dots$W/ids.txt"
-gives 'another command line, far behind' 1 2 'rank 1 command line' $L -n 3 : -np 1 $M $L -n 4
-gives 'another layout' 1 2 'layout: pp=1,tp=2,ep=1,cp=1; pp=1,tp=1,ep=2,cp=1' $R --layout ep=2 \
-    --rings $W/unlike : -np 1 $M $R --layout tp=2 --rings $W/unlike
+by=$each
+gives 'another command line, far behind' 2 2 'rank 1 command line' $L -n 3 // $L -n 4
+gives 'another layout' 2 2 'layout: pp=1,tp=2,ep=1,cp=1; pp=1,tp=1,ep=2,cp=1' $R --layout ep=2 \
+    --rings $W/unlike // $R --layout tp=2 --rings $W/unlike
+by=
 said=$($T postmortem $W/unlike 2>&1)
 [ $? -eq 1 ] && echo "$said" | grep -q 'rank 1 failed first,.* differs from rank 0 in the layout' &&
     ok 'and its rings' || bad 'and its rings' "$said"

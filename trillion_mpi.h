@@ -755,15 +755,12 @@ static tr_status tri_mpi_begin(tr_mpi *m, tri_mpi_msg *x)
     }
     n = x->bytes - x->done < m->opts.segment ? (size_t)(x->bytes - x->done) : m->opts.segment;
     if (x->window != MPI_WIN_NULL) {        /* may itself wait, and for long if the peer is lost */
-        double begun = MPI_Wtime();
         tri_mpi_blocks(m, "MPI_Rget", x->peer, n);
         code = MPI_Rget(x->data + x->done, (int)n, MPI_BYTE, x->peer,
                         MPI_Aint_add(x->there, (MPI_Aint)x->done), (int)n, MPI_BYTE, x->window,
                         &x->req);
         tri_mpi_event(m, TR_MPI_EVENT_DONE, "MPI_Rget", x->peer, n, n);
-        m->count[x->kind].waited += MPI_Wtime() - begun;
-    }
-    else if (x->sends)
+    } else if (x->sends)
         code = MPI_Isend(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
     else
         code = MPI_Irecv(x->data + x->done, (int)n, MPI_BYTE, x->peer, x->tag, m->comm, &x->req);
@@ -1596,7 +1593,7 @@ typedef struct tri_mpi_kept {
 
 typedef struct tri_mpi_fetch {
     tr_mpi   *m;                            /* NULL: nothing is fetched */
-    const tr_model *part;
+    tr_model *part;
     const tr_mpi_map *map;
     MPI_Win  *window;  int windows;
     unsigned char *attached;                /* [regions] 1: open to the others */
@@ -1652,9 +1649,7 @@ static void tri_mpi_learn(tri_mpi_fetch *f, const tri_mpi_remote *at, int place)
     tr_mpi_group stage = tr_mpi_group_of(f->m, TR_MPI_IN_STAGE);
     int64_t E = f->part->cfg.experts;
     for (int64_t i = 0; i < f->part->layers * E; i++) {
-        int64_t layer = f->part->first + i / E;
-        if (!tri_mpi_has_experts(&f->part->cfg, layer) ||
-            tri_mpi_server(f->map, layer, i % E, stage.me, 0) != place) continue;
+        if (tri_mpi_server(f->map, f->part->first + i / E, i % E, stage.me, 0) != place) continue;
         f->remote[i] = at[i];
         f->remote[i].rank = stage.first + place;
     }
@@ -1676,8 +1671,7 @@ static tr_status tri_mpi_try_windows(tri_mpi_fetch *f, const tri_mpi_remote *at,
             int window = spot->region[k % 2] / TRI_MPI_REGIONS;
             tri_mpi_msg *x;
             tr_mpi_part part;
-            if (!tri_mpi_held_at(f->map, place, f->part->first + i / E)[i % E] ||
-                spot->region[k % 2] < 0 || tried[window]) continue;
+            if (spot->region[k % 2] < 0 || tried[window]) continue;
             tried[window] = 1;
             part.peer = tr_mpi_group_of(m, TR_MPI_IN_STAGE).first + place;
             part.data = &byte;
@@ -1770,7 +1764,7 @@ static tr_status tri_mpi_fetch_room(tri_mpi_fetch *f)
 }
 
 /* (all) Nothing if there is nothing to fetch. part and map outlive f. */
-static tr_status tri_mpi_fetch_open(tr_mpi *m, tri_mpi_fetch *f, const tr_model *part,
+static tr_status tri_mpi_fetch_open(tr_mpi *m, tri_mpi_fetch *f, tr_model *part,
                                    const tr_mpi_map *map)
 {
     if (!map->fetch || map->places == 1) return TR_OK;
@@ -1811,6 +1805,8 @@ static tr_status tri_mpi_fetch_bytes(tri_mpi_fetch *f, tri_mpi_kept *x, const tr
     tr_mpi_part part;
     int moved = 0;
     int32_t region = from->w[k].region[which];
+    double begun = MPI_Wtime();
+    tr_status st;
     if (!bytes) return TR_OK;
     if (region < 0)
         return tr_fail(f->m->ctx, TR_ERR_PEER, "rank %d does not say where its %s of %s are",
@@ -1821,7 +1817,9 @@ static tr_status tri_mpi_fetch_bytes(tri_mpi_fetch *f, tri_mpi_kept *x, const tr
     TRI_MPI_TRY(tri_mpi_post_get(f->m, TR_MPI_FETCH, "expert fetched", &part,
                                  f->window[region / TRI_MPI_REGIONS], from->w[k].at[which],
                                  &x->msg[x->msgs]));
-    return tri_mpi_push(f->m, x->msg[x->msgs++], &moved);
+    st = tri_mpi_push(f->m, x->msg[x->msgs++], &moved);
+    f->m->count[TR_MPI_FETCH].waited += MPI_Wtime() - begun;    /* MPI may read all in the call */
+    return st;
 }
 
 /* Begins to read all of expert e of layer l of this part into x. */
@@ -1894,14 +1892,16 @@ static tr_status tri_mpi_want(tri_mpi_fetch *f, int64_t l, int64_t e, tri_mpi_ke
     return TR_OK;
 }
 
-/* All of x is here, and sound. */
+/* All of x is here, and sound; the part's weight remembers it for when x comes again. */
 static tr_status tri_mpi_arrive(tri_mpi_fetch *f, tri_mpi_kept *x)
 {
     int n = x->msgs;
     x->msgs = 0;
     if (n) TRI_MPI_TRY(tri_mpi_wait(f->m, x->msg, n));
-    for (int k = 0; k < 3; k++)
-        if (!x->w[k].finite) TRI_MPI_TRY(tr_weight_check(f->m->ctx, &x->w[k]));
+    for (int k = 0; k < 3; k++) {
+        TRI_MPI_TRY(tr_weight_check(f->m->ctx, &x->w[k]));
+        f->part->layer[x->layer].expert[k][x->expert].finite = 1;
+    }
     return TR_OK;
 }
 

@@ -26,17 +26,20 @@ quiet() {
     bad "$name" "$said"
 }
 
+header_bytes() { od -An -tu8 -N8 "$1" | tr -d ' '; }       # of a safetensors
+
 # file_offset FILE TENSOR: where its first byte lies in a safetensors.
 file_offset() {
-    n=$(od -An -tu8 -N8 "$1" | tr -d ' ')
+    n=$(header_bytes "$1")
     at=$(tail -c +9 "$1" | head -c "$n" | grep -ao "\"$2\": *{[^}]*}" |
         sed 's/.*\[\([0-9]*\),.*/\1/')
     echo $((8 + n + at))
 }
 
-# poke FILE TENSOR BYTES: overwrites the first bytes of a tensor.
+# poke FILE TENSOR BYTES [AT]: overwrites the first bytes of a tensor, or those from byte AT on.
 poke() {
-    printf "$3" | dd of="$1" bs=1 seek="$(file_offset "$1" "$2")" conv=notrunc 2> /dev/null
+    printf "$3" |
+        dd of="$1" bs=1 seek=$(($(file_offset "$1" "$2") + ${4:-0})) conv=notrunc 2> /dev/null
 }
 
 end() {

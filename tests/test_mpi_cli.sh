@@ -183,7 +183,7 @@ shifted() {
     cp "$1"/*.json "$2"
     for f in "$1"/*.safetensors; do
         [ "${f##*/}" = expected.safetensors ] && continue
-        n=$(od -An -tu8 -N8 "$f" | tr -d ' ')
+        n=$(header_bytes "$f")
         {
             printf "$(printf '\\%o\\%o\\%o\\0\\0\\0\\0\\0' $(((n + 2) % 256)) \
                 $(((n + 2) / 256 % 256)) $(((n + 2) / 65536)))"
@@ -207,7 +207,7 @@ cp $K/text-a/config.json $W/cut/m
 sed "/$odd_experts/s/\"model-/\"odd-/" $K/text-a/model.safetensors.index.json \
     > $W/cut/m/model.safetensors.index.json
 for f in $K/text-a/model-*.safetensors; do
-    n=$(od -An -tu8 -N8 "$f" | tr -d ' ')
+    n=$(header_bytes "$f")
     to=${f##*/}
     for side in -v -e; do
         names=$(tail -c +9 "$f" | head -c "$n" | grep -ao '"[^"]*":{[^}]*}' |
@@ -290,9 +290,7 @@ gives 'an input of other pictures' 2 2 "$W/see.st pixel_values_sha256" golden $K
     --ids $W/see.txt --image $K/multimodal/picture-1.png --image $K/multimodal/picture-0.png \
     -o $W/x.st --layers 2-3 --input $W/see.st
 cp $W/k3.st $W/nan.st
-at=$(file_offset $W/nan.st language_model.model.layers.4)
-printf '\377\377\377\177' |             # of layer 4, sequence 0, token 6, element 0
-    dd of=$W/nan.st bs=1 seek=$((at + 6 * 80 * 4)) conv=notrunc 2> /dev/null
+poke $W/nan.st language_model.model.layers.4 '\377\377\377\177' $((6 * 80 * 4))    # token 6, element 0
 for l in tp=2 cp=2; do
     gives "an input with NaN, $l" 2 2 'layers.5.self_attn sequence 0, token 6, nan' $part 5-6 \
         --input $W/nan.st --layout $l
